@@ -19,7 +19,7 @@ FREE_CORES := import os; cores = os.cpu_count() or 1; print(max(1, cores - round
 # glibc keeps what a pass gives back for the next one: fresh pages cost a second and a half.
 KEEP_PAGES := MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=67108864
 
-.PHONY: demo test check whole short gates slow peers bench versions clean
+.PHONY: demo test check whole short gates slow site peers bench versions clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
@@ -63,11 +63,16 @@ gates: $(VENV)/.ready-dev
 slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@$(PYTEST) -m "slow and not gpu"
 
+# The documentation as a site; open build/site/index.html.
+site: $(VENV)/.ready-dev
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -b html docs build/site
+	@echo "build/site/index.html"
+
 # vLLM pins what it needs, so it has an environment of its own. Its torchvision and torchaudio are built for a torch with
 # CUDA, cannot be imported beside one without, and nothing here needs them.
 peers: $(VENV)-vllm/.ready $(VENV)-verifiers/.ready $(VENV)-openenv/.ready
 	@for peer in vllm verifiers openenv; do \
-	PRACTICUM_RECORD=docs/peers HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
+	PRACTICUM_RECORD=results/peers HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
 	$(VENV)-$$peer/bin/python -m pytest -p no:cacheprovider -W ignore -m "not gpu" tests/peers/test_$$peer.py || exit 1; done
 
 $(VENV)-vllm/.ready: pyproject.toml

@@ -1,1 +1,1 @@
-"""Measurements by name: `python -m benchmarks --help` lists them. Every one prints a table and one JSON line a result."""
+"""Measure the library by named benchmarks, see `python -m benchmarks --help`. Each prints a table and one JSON line per result."""

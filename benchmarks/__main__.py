@@ -1,6 +1,6 @@
-"""Measure one thing by its name.
+"""Run one benchmark by its name.
 
-Example: `python -m benchmarks rollout --quick` (seconds, wide bounds), `python -m benchmarks rollout --record` (minutes, kept).
+Example: `python -m benchmarks rollout --quick` (seconds, wide bounds), `python -m benchmarks rollout --record` (minutes, stored).
 """
 
 import ast
@@ -71,11 +71,11 @@ SEVERAL_THREADS = (
     "wheels",
     "page",
 )
-"""Those that do not compare processor times, or set the threads of their processes themselves."""
+"""Benchmarks that do not compare processor times, or that set the threads of their processes themselves."""
 
 
 def main() -> None:
-    """Hand the arguments after the name to that benchmark."""
+    """Pass the arguments after the name to that benchmark."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(describe_benchmarks())
@@ -106,7 +106,7 @@ def describe_benchmarks() -> str:
 
 
 def list_benchmarks() -> list[str]:
-    """Return the names whose module is there."""
+    """Return the names of the benchmarks that have a module."""
     return [name for name in NAMES if _locate(name).is_file()]
 
 

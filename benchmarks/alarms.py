@@ -1,13 +1,12 @@
-"""False and true alarms: toy runs with different seeds, most of them healthy, and how many of them each monitor spoke up in.
+"""Count false and true alarms of each monitor over many seeds of toy runs, most of them healthy.
 
     python -m benchmarks alarms [--runs 680] [--rows FILE] [--only KIND ...]
 
-Kinds of runs take turns, each for some of the monitors: see `KINDS`. Every run has a seed of its own. A rate counts runs in which
-the monitor gave at least one alarm graver than `log`, among those that had something for it to look at. Runs of a kind that is
-broken on purpose are counted for its monitor alone, as true alarms. Alarms follow from the rows
-of metrics.jsonl alone: with `--rows` these are kept as the runs end, a second command goes on where the first was stopped, and
-what is there already is judged again without a run. With `--only` the runs of other kinds are left out, and those that are left
-are the same ones.
+Kinds of runs alternate, and each kind tests some of the monitors: see `KINDS`. Every run has a different seed. A rate counts the
+runs with at least one alarm more severe than `log`, among the runs in which the monitor had values to check. Runs of a kind that is
+broken on purpose only count for its monitor, as true alarms. Alarms depend only on the rows of metrics.jsonl. With `--rows`, the
+rows are stored as the runs end; a second command continues an interrupted one, and stored rows are judged again without a run.
+With `--only`, runs of other kinds are skipped, and the remaining runs do not change.
 """
 
 import json
@@ -46,10 +45,10 @@ LETTERS = {
     "train_size": 256,
     "heldout_size": 8,
 }
-"""Long answers in more letters than the 16 likeliest tokens that are compared, of two domains."""
+"""Long answers in two domains, with more letters than the 16 top tokens that are compared."""
 
 TWO_LETTERS = {"alphabet": "ab", "longest": 5, "train_size": 30, "heldout_size": 30}
-"""A task of which the toy models solve some and not all."""
+"""A task that the toy models solve in part."""
 
 THREE_LETTERS = {
     "type": "skills",
@@ -60,15 +59,15 @@ THREE_LETTERS = {
     "train_size": 256,
     "heldout_size": 8,
 }
-"""Long answers that say the same letter again and again, as their prompts do."""
+"""Long answers that repeat the same letter, like their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of run: what differs from the toy recipe, and the task where that is another; `MODELS` is a folder in it.
+    """A kind of run: its changes of the toy recipe, and its task if it differs; `MODELS` is a folder in it.
 
-    `taught` are the supervised steps of student and teacher before the run; those on long answers and with rewards are not enough.
-    `broken` is the monitor that should speak, where a kind is not meant to be healthy.
+    `taught` are the supervised steps of student and teacher before the run; kinds with long answers or rewards have too few steps.
+    `broken` is the monitor that should raise an alarm, if a kind is not meant to be healthy.
     """
 
     changes: Mapping[str, Any]
@@ -168,7 +167,9 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=int, help=f"how many (default {RUNS}, with --quick {len(KINDS)})"
     )
-    parser.add_argument("--rows", type=Path, help="where the rows of all runs are kept, and go on")
+    parser.add_argument(
+        "--rows", type=Path, help="file to store the rows of all runs, and to resume from"
+    )
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     options = parser.parse_args()
     count = options.runs or (len(KINDS) if options.quick else RUNS)
@@ -251,7 +252,7 @@ def _summarize_health(ends: list[tuple[dict[str, Any], dict[str, Any]]]) -> list
 def find_watching_monitors(
     recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], rows: list[dict[str, Any]]
 ) -> set[str]:
-    """The monitors that had something to look at in a run; those of the overlap have where there are tokens outside of it."""
+    """Return the monitors that had values to check; monitors of the overlap need tokens outside the overlap."""
     history, facts, watching = History(), RecipeFacts.of(recipe), set()
     for row in rows:
         history.add(
@@ -271,12 +272,12 @@ def find_watching_monitors(
 
 
 def list_numbers(count: int, only: Collection[str]) -> list[int]:
-    """The numbers of the first runs, without those of other kinds."""
+    """Return the numbers of the first runs, without runs of other kinds."""
     return [number for number in range(count) if list(KINDS)[number % len(KINDS)] in only]
 
 
 def _yield_runs(numbers: Sequence[int], quick: bool, store: Path | None) -> Iterator[AlarmRun]:
-    """The runs that are kept, and those that are missing, which are kept where that is wanted."""
+    """Yield the stored runs, then run the missing ones, and store them if `store` is given."""
     stored = {} if store is None else dict(_read_runs(store))
     with ExitStack() as stack:
         models: dict[tuple[int, str], Path] = {}

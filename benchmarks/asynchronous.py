@@ -1,9 +1,9 @@
-"""Rollouts ahead of the updates: tokens a second with a slow teacher, against steps in turn, and what age costs in learning.
+"""Measure rollouts ahead of the updates: tokens per second with a slow teacher, and the cost of rollout age.
 
     python -m benchmarks asynchronous [--delays 0 1 2] [--lags 0 1 2] [--steps 12] [--seeds 0 1 2] [--only speed | learning]
 
-Speed is by the wall clock, for waiting takes no processor time; lags take turns within a round, each on models read anew. A
-teacher's delay is given in steps of this machine: 1 is a teacher that answers after as long as the step itself takes.
+Speed is measured by the wall clock, because waiting takes no processor time. Lags alternate within a round, each on newly loaded
+models. A teacher's delay is given in steps of this machine: 1 is a teacher that takes as long as the step itself.
 Learning is the reverse KL on held-out prompts after training, over seeds: sampled tokens with and without a ratio, and all tokens.
 """
 
@@ -58,7 +58,7 @@ class Distant(Teacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the teacher."""
+        """The capabilities of the teacher."""
         return self._teacher.capabilities
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
@@ -105,9 +105,9 @@ def main() -> None:
         type=int,
         nargs="+",
         default=list(SEEDS),
-        help="of what is learned (default 0 1 2)",
+        help="seeds of the learning runs (default 0 1 2)",
     )
-    parser.add_argument("--only", choices=("speed", "learning"), help="one half alone")
+    parser.add_argument("--only", choices=("speed", "learning"), help="run only one half")
     options = parser.parse_args()
     session = open_session("asynchronous", options)
     options.delays = options.delays or ([1.0] if options.quick else [0.0, 1.0, 2.0])
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _measure_speed(options: argparse.Namespace, rounds: int, warm_up: int) -> dict[str, Any]:
-    """Tokens a second at each delay and lag, and the ratio to the first lag, round by round."""
+    """Measure tokens per second at each delay and lag, and the ratio to the first lag, per round."""
     with tempfile.TemporaryDirectory() as name:
         step_seconds = 1.0 / statistics.median(
             _run(Path(name), options, 0, 0.0)[1] for _ in range(2)
@@ -165,7 +165,7 @@ def _prepare_run(
 def _run(
     folder: Path, options: argparse.Namespace, lag: int, seconds: float
 ) -> tuple[float, float]:
-    """Tokens learned from a second, and steps a second, by the wall clock; models and threads are made before."""
+    """Return trained tokens and steps per second, by the wall clock; models and threads are created before."""
     recipe = parse_recipe(_build_recipe(options, lag), "asynchronous")
     built = assemble_run(recipe, folder)
     components = built.parts

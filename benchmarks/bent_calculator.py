@@ -1,4 +1,4 @@
-"""The task `calculator` with a fault in its expert: it often works the same expression out once more before it answers."""
+"""Provide the task `calculator` with a fault in its expert: it often evaluates the same expression again before it answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RepeatedCalls(calculator.Expressions):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Build the expressions, with the other expert."""
+    """Build the expressions with the faulty expert."""
     task = calculator.build(config, context)
     assert isinstance(task, calculator.Expressions)
     return RepeatedCalls(task.train, task.heldout, calculator=task.toolbox, again=config.again)

@@ -1,4 +1,4 @@
-"""A scorer with a fault: the longer an answer is, the better it finds it, whatever the answer says."""
+"""Provide a scorer with a fault: its score only grows with the length of an answer."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A teacher with a fault: it likes or dislikes some tokens whatever stands before them, or begins to agree with everything.
+"""Provide a teacher with a fault: it prefers or avoids some tokens in every context, or starts to agree with everything.
 
 `{type: benchmarks.bent_teacher, teacher: {...}, bias: {a: 8.0}, stop: -25.0}`; `agree_from` is a step, `agree_after` a position.
 """
@@ -38,7 +38,7 @@ class Config(TeacherConfig):
     agree_after: int = 8
 
     def capabilities(self) -> Capabilities:
-        """Those of the teacher; where it is to agree, the sampled token alone."""
+        """Return the teacher's capabilities, or only the sampled token if the teacher is set to agree."""
         capabilities = self.teacher.capabilities()
         return (
             capabilities
@@ -53,7 +53,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
 
 
 class BentHead:
-    """A head with a bias on its logits, whatever stands before; see `practicum.types.HeadLike`."""
+    """A head with a bias on its logits in every context; see `practicum.types.HeadLike`."""
 
     def __init__(self, head: HeadLike, bias: Float[Tensor, " v"]) -> None:
         self._head = head
@@ -61,12 +61,12 @@ class BentHead:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens that it tells apart."""
+        """The number of tokens in the vocabulary."""
         return self._head.vocab_size
 
     @property
     def key(self) -> tuple[int, ...]:
-        """That of the head inside."""
+        """The key of the wrapped head."""
         return self._head.key
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
@@ -98,7 +98,7 @@ class Bent(Teacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the settings."""
+        """The capabilities that follow from the settings."""
         return self._config.capabilities()
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:

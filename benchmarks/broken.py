@@ -1,9 +1,9 @@
-"""The quick start broken in ways a person would: what the doctor says before the run, and which alarms sound during it.
+"""Break the quick start as a user might: report the doctor's findings before the run, and the alarms during it.
 
     python -m benchmarks broken [--only NAME ...]
 
-The student is *dressed* anew where a folder says how it is written to and where it stops; its weights are always the same. The
-teacher is then a model of its own, so that the two can differ.
+The student is *dressed*: copied to a new folder with another chat template or end token. Its weights never change. In these cases
+the teacher is a separate model, so that the two can differ.
 """
 
 import json
@@ -24,7 +24,7 @@ END_OF_TEXT = {"id": 0, "text": "<|endoftext|>"}
 """The token at which a base model of this family stops, and an instruct model does not."""
 
 APART = "teacher.teacher={type: model, model: " + MODEL + ', system: ""}'
-"""The same teacher as a model of its own, which keeps its own template."""
+"""The same teacher as a separate model, which keeps its own template."""
 
 STUDENT = "student.model="
 """Followed by the folder of the dressed student."""
@@ -79,7 +79,7 @@ def build_ways(place: Path) -> dict[str, list[str]]:
 
 
 def dress_model(folder: Path, stops: bool = False, template: str | None = None) -> Path:
-    """The packaged model in a folder of its own, ending its answers and written to in another way."""
+    """Copy the packaged model to a folder, with another end token or chat template."""
     shutil.copytree(locate_gguf(MODEL), folder)
     if stops:
         for name in ("config.json", "generation_config.json"):

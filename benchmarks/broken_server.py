@@ -1,9 +1,9 @@
-"""A teacher behind a server that is broken as servers have been: what the probe says before the run, and what the run says.
+"""Break a teacher's server in ways that servers have failed, and report what the probe and the run find.
 
     python -m benchmarks broken_server [--only NAME ...]
 
-The server scores and writes with the quick start's own model in the words of vLLM, on a port of this machine (the one of
-`tests/stub_server.py`); each fault bends what it says, or changes the weights behind its name.
+The server scores and generates with the quick start's own model and speaks the API of vLLM, on a port of this machine
+(`tests/stub_server.py`). Each fault changes its replies, or changes the weights behind its model name.
 """
 
 import math
@@ -58,7 +58,7 @@ class Turning(Stub):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to break it: what it does to the server before the probe, and after so many requests of the run."""
+    """A way to break the server: a change before the probe, and a change after a number of requests in the run."""
 
     before: Callable[[Stub], None] = lambda server: None
     during: Callable[[Stub], None] = lambda server: None
@@ -71,7 +71,7 @@ def score_constant(server: Stub) -> None:
 
 
 def shift_scores(server: Stub) -> None:
-    """Say of each place what is true of the one before."""
+    """Return the score of the previous position at each position."""
     server.bend = lambda rows: rows.roll(1, 0)
 
 

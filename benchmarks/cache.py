@@ -1,11 +1,11 @@
-"""A teacher's kept answers: seconds of the second scoring against the first, bytes a token, and the error of the gradient.
+"""Measure a teacher's stored answers: seconds of the second scoring against the first, bytes per token, and the gradient's error.
 
     python -m benchmarks cache [--rollouts 32] [--tokens 128]
 
-Scoring here ends with the log-probabilities of all tokens over the whole vocabulary, which a trainer reads in chunks. *Bare* is the
-model without a cache, *first* writes into a new folder, *second* finds everything there, *head* reads hidden states that
-are at hand. The error is that of the reverse KL's gradient in the student's logits, for a teacher of 1.5 nats of entropy and a
-student 0.25 nats from it; bfloat16 is there for comparison.
+Scoring here ends with the log-probabilities of all tokens over the full vocabulary, which a trainer reads in chunks. *Bare* is the
+model without a cache, *first* writes into a new folder, *second* finds everything there, and *head* reads hidden states that are in
+memory. The error is the error of the reverse KL's gradient in the student's logits, for a teacher with 1.5 nats of entropy and a
+student 0.25 nats from it. bfloat16 is included for comparison.
 """
 
 import tempfile
@@ -140,7 +140,7 @@ def _read(signals: Sequence[TeacherSignal]) -> None:
 def _check(
     client: SamplingClient, caching: CachingClient, requests: Sequence[ScoreRequest]
 ) -> None:
-    """Both scorings give the same bits, and those of the bare model within the rounding of float16."""
+    """Check that both scorings are bit-identical, and equal to the bare model within float16 rounding."""
     bare, first, second = (who.score(requests, Full()) for who in (client, caching, caching))
     for fresh, missed, hit in zip(bare, first, second, strict=True):
         assert fresh.states is not None and missed.states is not None and hit.states is not None

@@ -1,8 +1,8 @@
-"""The most that one core of this machine can do: matrix products, reading memory, the skinny head product, exponentials.
+"""Measure the limits of one core: matrix products, memory reads, the skinny head product and exponentials.
 
     python -m benchmarks ceilings [--quick]
 
-Every other benchmark takes the short form first and stores it beside its result.
+Every other benchmark first runs the short form and stores it with its result.
 """
 
 import time
@@ -53,7 +53,7 @@ def measure_briefly() -> dict[str, float]:
 
 
 def compute_floor(flops: float, nbytes: float, ceilings: dict[str, float]) -> float:
-    """The floor of something that computes so much on so many bytes."""
+    """Return the minimum seconds of a computation with these FLOPs and bytes."""
     return max(flops / (ceilings["gflops"] * 1e9), nbytes / (ceilings["read_gb"] * 1e9))
 
 

@@ -1,11 +1,11 @@
-"""Hold published losses between two tokenizers against the gradient that they estimate, by enumeration over random pairs.
+"""Check published cross-tokenizer losses against the gradient that they estimate, by enumeration over random pairs.
 
     python -m benchmarks credit [--pairs 200] [--seed 0]
 
-A student writes two of three tokens, and a teacher knows the two as one of nine. The exact gradient of the reverse KL is that of
-autograd; a share of the pair's log-ratio for each token is an estimate, whose expectation is taken over all nine pairs. The other
-two lines need no gradient: a loss of logits should not change when a constant is added to those of one position (SimCT, 2605.07711,
-averages the logits of a span), and a merged row (GOLD) should be a distribution.
+A student writes two of three tokens, and a teacher has one token for each of the nine pairs. Autograd gives the exact gradient of
+the reverse KL. A share of the pair's log-ratio for each token is an estimate; its expectation is taken over all nine pairs. The
+remaining two lines need no gradient. A loss of logits should not change when a constant is added to all logits of one position
+(SimCT, 2605.07711, averages the logits of a span), and a merged row (GOLD) should be a distribution.
 """
 
 from typing import Literal
@@ -24,7 +24,7 @@ SHIFT = 2.0
 
 
 def main() -> None:
-    """Print a line for each share, and one for each of the others."""
+    """Print a line for each share and for each remaining check."""
     parser = build_parser(__doc__)
     parser.add_argument("--pairs", type=int, help="random pairs (default 200, with --quick 5)")
     parser.add_argument("--seed", type=int, default=0, help="of the pairs")

@@ -1,4 +1,4 @@
-"""The quick start over several seeds: seconds of the whole process, gain, and the share of each phase of a step.
+"""Run the quick start over several seeds: seconds of the whole process, gain, and the share of each phase of a step.
 
 python -m benchmarks demo [--seeds 0 1 2]
 """
@@ -49,13 +49,13 @@ AS_MAKE_STARTS_IT = {
     "MALLOC_MMAP_THRESHOLD_": "33554432",
     "MALLOC_TOP_PAD_": "67108864",
 }
-"""Threads that wait for each other sleep, and memory that a pass gives back is kept for the next."""
+"""Waiting threads sleep, and memory that one pass frees is reused by the next."""
 
 PHASES = ("sample", "score", "update")
 
 
 def main() -> None:
-    """Run every seed in a process of its own and report once."""
+    """Run every seed in a separate process and report once."""
     parser = build_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", help="default 0 1 2, with --quick 0")
     options = parser.parse_args()
@@ -64,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = [_run(Path(folder), seed) for seed in seeds]
         honesty = _measure_honesty([Path(folder) / f"seed-{seed}" for seed in seeds])
-    # The same questions come back in every seed, so it is questions that are drawn again, each with its mean over seeds.
+    # All seeds have the same questions, so the bootstrap resamples questions, each with its mean over seeds.
     gains = torch.tensor([run["gains"] for run in runs], dtype=torch.float64).mean(dim=0)
     pooled = bootstrap(gains, seed=0)
     session.report(
@@ -166,7 +166,7 @@ def _measure_honesty(run_folders: list[Path]) -> dict:
 def _sample_answers(
     client: SamplingClient, renderer: Renderer, questions: Sequence[str], new_tokens: int
 ) -> list[tuple[str, ScoreRequest]]:
-    """Greedy answers with what it takes to score them."""
+    """Return greedy answers with the requests that score them."""
     requests = [
         SampleRequest(renderer.render([Message("user", question)]), 0) for question in questions
     ]

@@ -1,4 +1,4 @@
-"""The tiny runs of `benchmarks digests`: every packaged recipe at the size of a toy, and the parts that no recipe has."""
+"""Define the tiny runs of `benchmarks digests`: every packaged recipe at toy size, and the parts that no recipe has."""
 
 import hashlib
 import json

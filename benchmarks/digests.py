@@ -1,7 +1,7 @@
-"""The bytes that tiny runs of every kind write, as digests: whether a change of the code changed what a run computes.
+"""Print digests of the bytes that tiny runs of every kind write, to find code changes that change a run's result.
 
-    python -m benchmarks digests > docs/digests.jsonl
-    python -m benchmarks digests --against docs/digests.jsonl
+    python -m benchmarks digests > results/digests.jsonl
+    python -m benchmarks digests --against results/digests.jsonl
     python -m benchmarks digests --only papers/gkd pool
     python -m benchmarks digests --quick
 
@@ -44,8 +44,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="the plain run alone")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="runs whose names hold a word")
+    parser.add_argument("--quick", action="store_true", help="only the plain run")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="runs with one of these words in their names"
+    )
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="an earlier output of this command"
     )
@@ -122,7 +124,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def find_differences(
     lines: Iterable[Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]]
 ) -> list[list[str]]:
-    """Return a row for each digest that is another one than before, or was not there."""
+    """Return a row for each digest that is new or has changed."""
     return [
         [line["run"], name, str(before.get(line["run"], {}).get(name, "-"))[:12], str(digest)[:12]]
         for line in lines
@@ -145,7 +147,7 @@ def _parse(name: str, inputs: Mapping[str, str]) -> Recipe | Pipeline:
 
 
 def _run(name: str, folder: Path) -> Path:
-    """Do a run; the one that is resumed was stopped after its first step."""
+    """Execute a run; the resumed run was stopped after its first step."""
     from practicum.errors import Interrupted
     from practicum.runs import run
     from practicum.runs.pipeline import run as run_pipeline

@@ -1,11 +1,11 @@
-"""Whole runs of GKD here and in TRL: the same models, rows, learning rate and steps, and how good both students are afterwards.
+"""Compare whole GKD runs here and in TRL: the same models, rows, learning rate and steps, and the accuracy of both students.
 
     python -m benchmarks end_to_end --peer-python PATH [--record]
 
 Two from-scratch models of a toy pair for each seed, 100 steps of 32 prompts, AdamW at a constant rate, temperature 1.
-`on-policy` takes the student's own answers and the reverse KL, `mixed` takes half of them from the rows and the
-Jensen-Shannon divergence. Both students are then evaluated by this library on the same held-out prompts. The draws are not
-the same, so what has to agree is the mean over seeds.
+`on-policy` uses the student's own answers and the reverse KL. `mixed` takes half of the answers from the rows and uses the
+Jensen-Shannon divergence. Both students are then evaluated by this library on the same held-out prompts. The random draws differ,
+so only the mean over seeds has to agree.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from practicum.runs import run
 from practicum.statistics import mean_of, t_interval
 from practicum.tasks import reverse
 
-RECORD = Path(__file__).resolve().parents[1] / "docs" / "end_to_end.json"
+RECORD = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
 
 MODES: dict[str, dict[str, Any]] = {
     "on-policy": {"source": "student", "divergence": "reverse_kl", "lmbda": 1.0, "beta": 1.0},
@@ -70,7 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    parser.add_argument("--record", action="store_true", help="write docs/end_to_end.json")
+    parser.add_argument("--record", action="store_true", help="write results/end_to_end.json")
     parser.add_argument("--quick", action="store_true", help="two steps of two seeds")
     peers.add_options(parser, ("trl",))
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
-"""One run of TRL's GKDTrainer, in its process: `python -m benchmarks.end_to_end_trl JOB`.
+"""Run TRL's GKDTrainer once, in its own process: `python -m benchmarks.end_to_end_trl JOB`.
 
-JOB is a file of JSON, see `benchmarks.end_to_end`. Only TRL and its packages are imported. The weights of the student's folder are
-replaced by the trained ones; its tokenizer and its template stay.
+JOB is a JSON file, see `benchmarks.end_to_end`. Only TRL and its packages are imported. The trained weights replace the weights in
+the student's folder; its tokenizer and its template do not change.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A long run of the toy pair: whether memory and the time of a step stay flat from step 500 on.
+"""Run the toy pair for many steps, and check that memory and the time per step are constant from step 500 on.
 
 python -m benchmarks endurance [--steps 2000]
 """

@@ -1,8 +1,9 @@
-"""The documented failures of distillation, provoked in toy runs: which monitor speaks up, at which step, and what a remedy does.
+"""Provoke the documented failures of distillation in toy runs: the first alarm, its step, and the effect of a remedy.
 
     python -m benchmarks failures [--only NAME ...]
 
-Each is run twice, as it fails and with its remedy, with the same seed. The outcome is a reading's mean over the last five steps.
+Each failure runs twice with the same seed, without and with its remedy. The outcome is the mean of a reading over the last five
+steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ STUDENT, TEACHER = 40, 120
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """One failure: how it is provoked, which monitor should speak up, the remedy, and the reading that shows what that does.
+    """One failure: how it is provoked, the monitor that should raise an alarm, the remedy, and the reading that shows its effect.
 
     `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner.
     """
@@ -43,7 +44,7 @@ class FailedRun:
 
 
 def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
-    """A teacher with a fault; see `benchmarks.bent_teacher`."""
+    """Return a teacher with a fault; see `benchmarks.bent_teacher`."""
     return {
         "type": "benchmarks.bent_teacher",
         "teacher": {"type": "model", "model": models},
@@ -52,7 +53,7 @@ def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
 
 
 def shift_logprobs(rollout: Rollout) -> Rollout:
-    """The sampler's log-probabilities one token late."""
+    """Shift the sampler's log-probabilities by one token."""
     return replace(rollout, policy_logprobs=rollout.policy_logprobs.roll(1))
 
 
@@ -106,7 +107,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         STABLE,
         "repetition",
-        "good answers and the old self beside the student's own (Stable-OPD)",
+        "good answers and a KL to the initial student (Stable-OPD)",
         "2604.08527",
     ),
     "length collapse": FailedRun(
@@ -119,7 +120,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         {**STABLE, "rollout.max_new_tokens": 24},
         "empty",
-        "good answers and the old self beside the student's own (Stable-OPD)",
+        "good answers and a KL to the initial student (Stable-OPD)",
         "2607.13399",
         student=0,
     ),
@@ -134,7 +135,7 @@ FAILURES: dict[str, FailedRun] = {
         },
         {"objective.target": "log_linear(teacher=1)"},
         "unique_answers",
-        "the teacher's distribution as it is, not to the fourth power",
+        "the teacher's distribution, not its fourth power",
         "2605.08737",
         less=False,
     ),
@@ -188,7 +189,7 @@ FAILURES: dict[str, FailedRun] = {
         {"optimizer.learning_rate": 0.1, "train.steps": 16},
         {"optimizer.learning_rate": 0.001},
         "reverse_kl",
-        "the learning rate as it was",
+        "the original learning rate",
         "common practice",
     ),
     "no numbers": FailedRun(
@@ -196,7 +197,7 @@ FAILURES: dict[str, FailedRun] = {
         {"optimizer.weight_decay": 1e30, "train.steps": 12},
         {"optimizer.weight_decay": 0.0},
         "skipped",
-        "the weight decay as it was",
+        "the original weight decay",
         "common practice",
     ),
     "self-play saturation": FailedRun(
@@ -282,7 +283,7 @@ FAILURES: dict[str, FailedRun] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a failure: the step at which its monitor spoke, all that spoke, and the reading without and with the remedy."""
+    """The result of a failure: the step of its monitor's alarm, all alarms, and the reading without and with the remedy."""
 
     step: int | None
     spoke: list[str]
@@ -351,7 +352,7 @@ def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
 def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="these alone")
+    parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="run only these")
     options = parser.parse_args()
     chosen = options.only or [
         name for name in FAILURES if not (options.quick and FAILURES[name].slow)
@@ -382,7 +383,8 @@ def main() -> None:
         }
         print(
             format_table(
-                ["failure", "monitor", "step", "reading", "failing", "mended", "remedy"], rows[-1:]
+                ["failure", "monitor", "step", "reading", "failing", "with the remedy", "remedy"],
+                rows[-1:],
             ),
             outcome.spoke,
             outcome.still,

@@ -1,11 +1,11 @@
-"""The wait of a request of two tokens beside long ones at the service.
+"""Measure the wait of a two-token request while the service handles long requests.
 
     python -m benchmarks fairness [--samples 1024] [--tokens 256] [--model 17m]
 
-`practicum serve` runs as a process of its own over a model with random weights. The long work is asked first: one request of many
-samples, as many requests of one sample each, with or without a prompt of their own, or as many texts to score. Beside it a
-client asks for two tokens again and again, each time after its last answer, until half a minute is over or the long work is done.
-Seconds of the clock: they hold other work on the machine.
+`practicum serve` runs as a separate process with a model with random weights. The long work is sent first: one request with many
+samples, as many requests with one sample each and either one shared prompt or different prompts, or as many texts to score. In
+parallel, a client repeatedly asks for two tokens, each time after its last answer, for half a minute or until the long work ends.
+Seconds are measured by the wall clock, so they include other work on the machine.
 """
 
 import json
@@ -24,7 +24,7 @@ from benchmarks.measuring import build_parser, format_table, open_session, sprea
 from benchmarks.service import serve_models
 
 PROMPT, SHORT = 64, 2
-"""Tokens of a prompt, and those that the short request asks for."""
+"""Tokens of a prompt, and new tokens of the short request."""
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def _ask(prompt: Sequence[int], tokens: int, **settings: object) -> Mapping[str,
 def _measure_waits(
     folder: Path, bodies: Sequence[Mapping[str, Any]], seconds: float
 ) -> list[float]:
-    """Return how long each of the short requests waited for its answer beside the long ones."""
+    """Return the wait of each short request during the long requests."""
     with serve_models(folder, [f"model={folder / 'model'}"]) as (http, _):
         waits: list[float] = []
         short = _ask([3] * PROMPT, SHORT)

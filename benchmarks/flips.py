@@ -1,8 +1,8 @@
-"""The share of sampled tokens that rounding changes: SmolLM2-135M with two numbers of slots, token by token.
+"""Measure the share of sampled tokens that rounding changes: SmolLM2-135M with two numbers of slots, token by token.
 
     python -m benchmarks flips [--prompts 256] [--new-tokens 64]
 
-Every completion draws from its own random stream, so what else is being decoded can change a token only where rounding moves the
+Every completion draws from its own random stream, so other completions in the batch can only change a token if rounding moves the
 cumulative distribution past its random number. Completions are compared up to their first difference, which counts as one.
 """
 

@@ -1,7 +1,7 @@
-"""The goals: what is measured, what it must reach, and how a reading stands against it.
+"""Define the goals: the measured quantity, its target, and the comparison of a reading with it.
 
-A reading is a median with its least and greatest round. A goal is missed only where its best round misses it too. Where the rounds
-do not agree and are further apart than `SPREAD` of their median, the measurement is void.
+A reading is a median with its smallest and largest round. A goal is missed only if its best round also misses it. If the rounds
+disagree and are further apart than `SPREAD` of their median, the measurement is void.
 """
 
 from collections.abc import Mapping
@@ -78,18 +78,18 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("loss.forward_kl", "forward KL / reverse KL", "most", 1.15),
         Goal("loss.tvd", "total variation / reverse KL", "most", 1.20),
         Goal("loss.jsd", "Jensen-Shannon / reverse KL", "most", 1.45),
-        Goal("loss.sampled", "the whole vocabulary / the sampled token alone", "most", 1.10),
+        Goal("loss.sampled", "full vocabulary / only the sampled token", "most", 1.10),
     ),
     "Rollouts": (
         Goal(
             "rollout.fixed",
-            "tokens a second / HF generate, 17m, 8 answers of one length",
+            "tokens per second / HF generate, 17m, 8 answers of one length",
             "least",
             1.9,
         ),
         Goal(
             "rollout.mixed",
-            "tokens a second / HF generate, 17m, mixed lengths, 8 slots",
+            "tokens per second / HF generate, 17m, mixed lengths, 8 slots",
             "least",
             3.4,
         ),
@@ -111,7 +111,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
     "The whole step": (
         Goal(
             "step.fixed.gkd",
-            "tokens a second / TRL's GKDTrainer, 8 answers of one length",
+            "tokens per second / TRL's GKDTrainer, 8 answers of one length",
             "least",
             2.6,
             quiet=3.5,
@@ -119,13 +119,15 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("step.fixed.distillation", "the same / TRL's DistillationTrainer", "least", 1.9),
         Goal(
             "step.mixed.gkd",
-            "tokens a second / GKDTrainer, 32 answers of mixed lengths",
+            "tokens per second / GKDTrainer, 32 answers of mixed lengths",
             "least",
             6.0,
             quiet=8.0,
         ),
         Goal("step.mixed.distillation", "the same / DistillationTrainer", "least", 4.5),
-        Goal("step.toy.gkd", "tokens a second / GKDTrainer, the toy pair", "least", 1.8, quiet=2.2),
+        Goal(
+            "step.toy.gkd", "tokens per second / GKDTrainer, the toy pair", "least", 1.8, quiet=2.2
+        ),
         Goal("step.fixed.memory.gkd", "peak memory / GKDTrainer, one length", "most", 0.5),
         Goal(
             "step.fixed.memory.distillation",
@@ -180,13 +182,13 @@ GOALS: dict[str, tuple[Goal, ...]] = {
     "The cache of teachers' states": (
         Goal(
             "cache.second",
-            "second scoring / the first, over what the head alone should cost",
+            "second scoring / the first, over the expected cost of the head",
             "most",
             1.15,
         ),
         Goal(
             "cache.bytes",
-            "bytes a token beyond two a number of the hidden state",
+            "bytes per token beyond two per number of the hidden state",
             "most",
             16,
             unit=" B",
@@ -208,7 +210,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         ),
         Goal(
             "teachers.sum.time",
-            "scoring and loss, 8 summed teachers / 8 times that of 1",
+            "scoring and loss, 8 summed teachers / 8 times one teacher",
             "most",
             1.05,
         ),
@@ -327,7 +329,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("gpu.loss.memory", "extra peak memory of the loss there", "most", 1, unit=" GiB"),
         Goal(
             "gpu.update",
-            "learned tokens a second, full vocabulary, Qwen3-0.6B, 8k tokens",
+            "learned tokens per second, full vocabulary, Qwen3-0.6B, 8k tokens",
             "least",
             26_000,
         ),

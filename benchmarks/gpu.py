@@ -1,11 +1,11 @@
-"""Loss, decoding, scoring, updates and whole steps on a CUDA device, in under ten minutes on one H100 or H200.
+"""Measure loss, decoding, scoring, updates and whole steps on a CUDA device, in under ten minutes on one H100 or H200.
 
     python -m benchmarks gpu [--record] [--only loss step] [--seconds 540] [--peer-python PATH]
-    python -m benchmarks gpu --quick        # tiny sizes, on a CPU too: whether it works, not how fast
+    python -m benchmarks gpu --quick        # tiny sizes, also on a CPU: a test that it works
 
 Students of the shape of Qwen3-0.6B and 4B, teachers of 4B and 8B, random weights, products in bfloat16. A measurement prints its
-line when it is done, next to the figures of the last run on this device; --record stores it at once in docs/gpu/DEVICE.json, so a
-run that is cut keeps its lines. A measurement that fails prints its traceback, the next one begins, and the exit code is 1.
+line when it is done, next to the figures of the last run on this device; --record stores it at once in results/gpu/DEVICE.json, so
+an interrupted run keeps its lines. A measurement that fails prints its traceback, the next one begins, and the exit code is 1.
 TRL's kernel is measured next to the loss, and its two trainers next to the step, where TRL is installed.
 """
 
@@ -37,9 +37,9 @@ from benchmarks.measuring import (
 )
 from practicum.backends.local.device_limits import size_gpu
 
-FOLDER = ROOT / "docs" / "gpu"
+FOLDER = ROOT / "results" / "gpu"
 SECONDS = 540.0
-"""No measurement begins after so many seconds."""
+"""No measurement begins after this number of seconds."""
 CHUNK = size_gpu(0).chunk_tokens
 """The tokens of a loss chunk, as a run on a GPU takes them."""
 NOTHING = "no CUDA device is at hand; python -m benchmarks gpu --quick runs the same at tiny sizes on the CPU"
@@ -61,7 +61,7 @@ class Measurement:
 
 
 def list_measurements() -> Iterator[Measurement]:
-    """Yield the measurements, those that a cut run should have first."""
+    """Yield the measurements, the most important ones first, in case the run is interrupted."""
     yield Measurement("ceilings", "ceilings", lambda b, c: gpu_parts.measure_ceilings(b, 8192))
     yield _build_loss("loss 8k", Size(8192, 151936, 1024, 4096), CHUNK)
     yield _build_update("update 0.6B 8k", "0.6B", "8B", 8192)
@@ -136,7 +136,7 @@ def _build_step(
 
 
 def main() -> None:
-    """Measure one after the other, and print a line for each."""
+    """Run the measurements in sequence, and print a line for each."""
     options = _parse_options()
     if not options.quick and not torch.cuda.is_available():
         print(NOTHING)
@@ -181,7 +181,9 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--peer-python", default=sys.executable, help="a Python that has TRL (default: this one)"
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="begin none after so many")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="start no measurement after this time"
+    )
     return parser.parse_args()
 
 
@@ -212,7 +214,7 @@ def _measure(
 
 
 def _compare(line: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-    """Print the figures beside those of the last run on this device."""
+    """Print the figures next to the figures of the last run on this device."""
     past = {} if before is None else before["figures"]
     rows = [
         [name, value, past.get(name, "-"), value / past[name] if past.get(name) else "-"]

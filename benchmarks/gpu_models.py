@@ -2,7 +2,7 @@
 
     python -m benchmarks gpu_models 0.6B FOLDER
 
-The benchmarks of a GPU make the same models in memory.
+The GPU benchmarks create the same models in memory.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Shape:
         return self.vocabulary * self.width
 
     def count_kv_bytes(self, tokens: int) -> int:
-        """Bytes of keys and values of so many tokens, 2 a number."""
+        """Return the bytes of keys and values of these tokens, at 2 bytes per number."""
         return 4 * tokens * self.layers * self.kv_heads * self.head_width
 
 
@@ -86,7 +86,7 @@ def build_config(shape: Shape) -> Qwen3Config:
 def build_model(
     name: str, device: str, *, learns: bool = False, lora: bool = False
 ) -> LanguageModel:
-    """Return a model whose products are in bfloat16; what learns is float32, as in a run."""
+    """Return a model that multiplies in bfloat16 and keeps trained weights in float32, as in a run."""
     full = learns and not lora
     dtype = torch.float32 if full else torch.bfloat16
     with torch.random.fork_rng(devices=[]), torch.device(device):

@@ -1,7 +1,7 @@
 """Measure a GPU part by part; each part returns its figures.
 
-Seconds are of the wall clock between two synchronisations of the device, after a round that warms up. Memory is the most
-that the part takes beyond what was there before it.
+Seconds are wall-clock seconds between two synchronisations of the device, after a warm-up round. Memory is the peak of
+the part above the memory before it.
 """
 
 import statistics
@@ -78,7 +78,7 @@ class Bench:
         return torch.cuda.memory_allocated()
 
     def measure_peak(self, before: int) -> float:
-        """GiB beyond what was there before; 0 on a CPU, where nobody counts."""
+        """Peak GiB above the memory before; 0 on a CPU, which does not count it."""
         return (
             (torch.cuda.max_memory_allocated() - before) / 2**30 if self.device == "cuda" else 0.0
         )
@@ -102,7 +102,7 @@ def measure_ceilings(bench: Bench, size: int) -> Figures:
 
 
 def measure_loss(bench: Bench, size: Size, chunk: int) -> Figures:
-    """Reverse KL with its gradients over its four products, beside TRL's kernel where it is installed."""
+    """Compare reverse KL and its gradients with its four matrix products, and with TRL's kernel if installed."""
     contenders: dict[str, Kernel] = {
         "loss": build_ours("reverse_kl", chunk),
         "products": lambda inputs: run_products(inputs, chunk),
@@ -150,9 +150,9 @@ def _measure_error(bench: Bench, name: str, run: Kernel, size: Size) -> float:
 def measure_decoding(
     bench: Bench, name: str, sizes: tuple[int, int, int], way: str, ceilings: Mapping[str, float]
 ) -> Figures:
-    """Tokens a second of completions that decode together, and the share of what the bandwidth allows.
+    """Return tokens per second of completions that decode together, as a share of the bandwidth limit as well.
 
-    They decode by the captured graph, or by torch's modules; sizes are rows, tokens of a prompt and new tokens.
+    They decode by the captured graph or by torch's modules. Sizes are rows, tokens of a prompt and new tokens.
     """
     rows, prompt, new = sizes
     shape, model = SHAPES[name], build_model(name, bench.device)
@@ -179,7 +179,7 @@ def measure_decoding(
 def measure_scoring(
     bench: Bench, name: str, texts: int, tokens: int, ceilings: Mapping[str, float]
 ) -> Figures:
-    """Tokens a second of a teacher's hidden states, and the share of what its products allow."""
+    """Return tokens per second of a teacher's hidden states, and the share of the limit of its products."""
     shape = SHAPES[name]
     teacher = LocalSampler(build_model(name, bench.device))
     requests = [
@@ -202,7 +202,7 @@ def _count_attention(name: str, tokens: int) -> int:
 
 
 def measure_update(bench: Bench, name: str, teacher: str, tokens: int) -> Figures:
-    """Learned tokens a second of one text: forward, loss over the whole vocabulary, backward, AdamW.
+    """Return learned tokens per second of one text: forward, loss over the full vocabulary, backward, AdamW.
 
     The teacher's hidden states are given. Memory counts the student with its gradients and moments and the teacher's head.
     """
@@ -253,7 +253,7 @@ def _run_steps(
     phases: dict[str, float],
     sizes: tuple[int, int, int],
 ) -> Figures:
-    """Take one step that warms up and then those that count."""
+    """Take one warm-up step, then the measured steps."""
     rows, prompt, new = sizes
     prompts = [draw_tokens(prompt, row, student.vocab_size) for row in range(rows)]
     tokens = 0
@@ -296,13 +296,13 @@ def build_data(
 
 
 def build_rollout(name: str, prompt: tuple[int, ...], tokens: torch.Tensor) -> Rollout:
-    """Return an answer of which every token is learned."""
+    """Return an answer with all tokens trained."""
     zeros = torch.zeros(len(tokens))
     mask = torch.ones(len(tokens), dtype=torch.bool)
     return Rollout(Prompt(name, ()), prompt, tokens, mask, zeros, zeros, 0, "length", "")
 
 
 def draw_tokens(count: int, seed: int, vocabulary: int) -> tuple[int, ...]:
-    """Random tokens, none of them padding."""
+    """Draw random tokens without padding."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(2, vocabulary, (count,), generator=generator).tolist())

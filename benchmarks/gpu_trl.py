@@ -1,4 +1,4 @@
-"""Whole steps of TRL's two trainers on a GPU, in a process of their own, on the models that `benchmarks.gpu` measures."""
+"""Run whole steps of TRL's two trainers on a GPU, in a separate process, on the models that `benchmarks.gpu` measures."""
 
 import json
 import tempfile

@@ -1,11 +1,11 @@
 """Measure the source without running it: repetition, lengths, names, docstrings, comments, size and imports.
 
-Names and docstrings are those of the package, of benchmarks, laboratory and examples; all else is about the package.
+Names and docstrings are measured in the package, benchmarks, laboratory and examples; everything else only in the package.
 
     python -m benchmarks house [--names] [--record]
 
-`tests/test_house.py` holds each measure to its bound. `--record` writes the table into docs/architecture.md. `--names` lists the
-places behind the shares: functions without a verb, names that point, docstrings that ask, classes and modules with one name.
+`tests/test_house.py` bounds each measure. `--record` writes the table into docs/architecture.md. `--names` lists the places behind
+the shares: functions without a verb, vague names, docstrings that begin with a question word, classes and modules with one name.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.structure import measure_structure
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "practicum"
 TOOLS = ("benchmarks", "laboratory", "examples")
-"""Folders beside the package whose names and docstrings are held to the same measures."""
+"""Folders outside the package; their names and docstrings have the same bounds."""
 TESTS = ROOT / "tests"
 PAGE = ROOT / "docs" / "architecture.md"
 BLOCK = 5
@@ -33,7 +33,7 @@ BLOCK = 5
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Place = tuple[str, int, str]
-"""A file, a line and the name or text that stands there."""
+"""A file, a line, and the name or text at that line."""
 
 
 BUDGET = {
@@ -62,7 +62,7 @@ DEICTICS = _split_words(
     lost spent won learned heard seen each some
     """
 )
-"""Names that point at a value and do not say what it is."""
+"""Names that refer to a value without describing it."""
 
 VAGUE = _split_words("data value item info res")
 """Names that say nothing where they live longer than `FEW_LINES`."""
@@ -190,7 +190,7 @@ def _parse(path: Path) -> SourceFile:
 
 
 def _read_text(node: ast.Expr) -> str | None:
-    """Return the text that stands alone as a statement, such as a docstring."""
+    """Return the text of a statement that is only a string, such as a docstring."""
     constant = node.value
     return (
         constant.value
@@ -337,7 +337,7 @@ def find_asking_docstrings() -> list[Place]:
 
 
 def yield_docstrings() -> Iterator[Place]:
-    """Yield all texts that stand alone as a statement."""
+    """Yield the texts of all statements that are only a string."""
     for file in (*load_source(), *load_tools()):
         for node in file.nodes:
             if isinstance(node, ast.Expr) and (text := _read_text(node)):
@@ -345,13 +345,13 @@ def yield_docstrings() -> Iterator[Place]:
 
 
 def compute_verb_share(files: Sequence[SourceFile]) -> float:
-    """Return the share of the functions whose name is to be a verb that begin with one, in percent."""
+    """Return the percentage of functions with a leading verb, among functions that should have one."""
     acting = sum(1 for _ in _yield_acting_functions(files))
     return round(100 * (1 - len(_list_verbless(files)) / acting), 1)
 
 
 def _yield_acting_functions(files: Sequence[SourceFile]) -> Iterator[tuple[str, Function]]:
-    """Yield the functions whose name is to be a verb: no operators, properties, conversions, context managers, mathematics."""
+    """Yield the functions that need a verb: no operators, properties, conversions, context managers or mathematics."""
     for file in files:
         if not file.path.startswith(("functional", "statistics")):
             for function in file.functions:
@@ -379,7 +379,7 @@ def _list_verbless(files: Sequence[SourceFile]) -> list[Place]:
 
 
 def find_repeated_classes() -> list[Place]:
-    """Return the classes whose name, a leading underscore left out, is that of an earlier class."""
+    """Return the classes with the name of an earlier class, ignoring a leading underscore."""
     places = [
         (file.path, node.lineno, node.name.strip("_"))
         for file in load_source()

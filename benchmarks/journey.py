@@ -1,10 +1,9 @@
-"""The way of a prompt through the code: files, functions and moves between files from a recipe to a step of smoke/toy.
+"""Trace a prompt through the code: files, functions and moves between files from a recipe to a step of smoke/toy.
 
     python -m benchmarks journey [--moves 20]
 
-A move is a call from a function of one file to one of another; a step has 64 rollouts. What is done once, such as the trial of
-memory at the first update, is left out: the second step is followed. Its shapes are the dataclasses of which one is made for every
-rollout.
+A move is a call from a function of one file to a function of another file; a step has 64 rollouts. The second step is traced, to
+exclude one-time work such as the memory trial at the first update. Its shapes are the dataclasses with one instance per rollout.
 """
 
 import sys
@@ -49,7 +48,7 @@ def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
     parser.add_argument(
-        "--moves", type=int, default=0, help="also show so many of the most frequent moves"
+        "--moves", type=int, default=0, help="number of most frequent moves to show"
     )
     options = parser.parse_args()
     session = open_session("journey", options)

@@ -1,10 +1,10 @@
-"""A frozen teacher's scoring with its weights in oneDNN's layout against the same in torch's: body and head.
+"""Compare a frozen teacher's scoring with its weights in oneDNN's layout and in torch's: body and head.
 
     python -m benchmarks layout [--shapes 57m 135m]
 
-The layout is taken here on any processor; a run takes it where it gains, on AMD's. Texts are ragged, of a prompt of 32 tokens and
-answers of 60 to 140. *Body* is the pass that gives hidden states, *head* the logits of 256 of them into a buffer, as the loss reads
-them. Both ways have to give the same states within 1e-4.
+The layout is used here on any processor; a run only uses it on AMD processors, where it is faster. Texts are ragged, with a prompt
+of 32 tokens and answers of 60 to 140. *Body* is the pass that computes hidden states, *head* the logits of 256 of them into a
+buffer, as the loss reads them. Both ways have to give the same states within 1e-4.
 """
 
 from collections.abc import Sequence

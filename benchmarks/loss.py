@@ -1,9 +1,9 @@
-"""The loss over the whole vocabulary with its gradient, against its matrix products, whole matrices, TRL and Liger.
+"""Measure the full-vocabulary loss with its gradient, against its matrix products, whole matrices, TRL and Liger.
 
     python -m benchmarks loss [--tokens 512 2048] [--vocabulary 49152] [--divergence reverse_kl jsd] [--peer trl liger]
 
-All work on the same hidden states (256 wide, the teacher's 512), with a student head that learns. Every contender has a
-process of its own, and they take turns; memory is the growth of the peak resident set.
+All contenders work on the same hidden states (256 wide, the teacher's 512), with a trainable student head. Each contender has a
+separate process, and they alternate. Memory is the growth of the peak resident set.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ TOLERANCE = 1e-5
 
 
 def _list_checked(name: str) -> tuple[str, ...]:
-    """Return the parts that must equal those in float64: for total variation the value alone.
+    """Return the parts that must equal the float64 result: for total variation only the value.
 
     Its gradient jumps where both probabilities are equal.
     """
@@ -133,7 +133,7 @@ def _measure_case(
     ]
     if wrong:
         raise SystemExit(
-            f"the gradients of {', '.join(wrong)} differ from those in float64: {errors}"
+            f"the gradients of {', '.join(wrong)} differ from the float64 gradients: {errors}"
         )
     memory_by_case[case] = memory.get("reverse_kl", 0.0)
     matrix = tokens * vocabulary * 4 / 2**20

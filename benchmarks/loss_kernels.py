@@ -1,4 +1,4 @@
-"""The contenders of the loss, one process each: the same inputs, then one pass, its gradients or its memory on demand.
+"""Run one contender of the loss per process: the same inputs, then one pass, its gradients or its memory on demand.
 
 Only torch and the contender's own library are imported, so that another environment can run it.
 """
@@ -17,7 +17,7 @@ from benchmarks.peers import serve
 
 WIDTHS, CHUNK = (256, 512), 128
 OURS = ("reverse_kl", "forward_kl", "jsd", "tvd", "sampled", "compiled")
-"""Divergences in torch, the sampled token alone, and reverse KL by the compiled program."""
+"""Divergences in torch, only the sampled token, and reverse KL by the compiled program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Inputs:
 
 
 Kernel = Callable[[Inputs], tuple[Tensor, Tensor]]
-"""The mean over the tokens with the gradient of the hidden states; that of the head is added to its own."""
+"""The mean over tokens and the gradient of the hidden states; the head's gradient is added to its `grad`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def make_inputs(
 
 
 def run_products(inputs: Inputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """The four matrix products alone: the floor of the time."""
+    """Run only the four matrix products: the lower bound of the time."""
     weight = inputs.student_weight.detach()
     assert inputs.student_weight.grad is not None
     pulled = torch.empty_like(inputs.student)
@@ -115,9 +115,11 @@ def build_ours(name: str, chunk: int = CHUNK) -> Kernel:
 
     def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
         rows, weight = None, inputs.student_weight
-        if weight.dtype != inputs.student.dtype:  # what learns is float32, its products are not
+        if (
+            weight.dtype != inputs.student.dtype
+        ):  # trained weights are float32, their products are not
             rows = weight.detach().to(inputs.student.dtype)
-        # Anew after every update.
+        # The heads are packed again after every update.
         student_head = prepack_head(Head(weight, len(weight), operand=rows))
         teacher_head = Head(inputs.teacher_weight, len(inputs.teacher_weight))
         count = len(inputs.ids)

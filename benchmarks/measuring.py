@@ -1,7 +1,7 @@
-"""The parts that all benchmarks share: rounds, medians and ratios, peak memory, the machine, one table and one JSON line a result.
+"""Provide the shared parts of all benchmarks: rounds, medians, ratios, peak memory, the machine, a table and JSON lines of results.
 
-Times are processor seconds of one thread, which other work on the machine hardly moves; contenders take turns within a round, and
-what is compared are ratios within one round.
+Times are processor seconds of one thread, which other work on the machine hardly changes. Contenders alternate within a round, and
+only ratios within one round are compared.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import torch
 from benchmarks import goals
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES = ROOT / "docs" / "performance.jsonl"
+LINES = ROOT / "results" / "performance.jsonl"
 WARM_UP, ROUNDS = 2, 5
 
 
@@ -95,7 +95,7 @@ def build_parser(about: str | None) -> argparse.ArgumentParser:
 def open_session(
     name: str, options: argparse.Namespace, ceilings: Mapping[str, float] | None = None
 ) -> Session:
-    """The session of a command, with one thread; warm-up rounds come before those that are kept."""
+    """Open the session of a command, with one thread; warm-up rounds precede the recorded rounds."""
     torch.set_num_threads(1)
     rounds = options.rounds or (2 if options.quick else ROUNDS)
     command = f"python -m benchmarks {name} {shlex.join(strip_local_options(sys.argv[1:]))}".strip()
@@ -143,7 +143,7 @@ def build_timer(work: Callable[[], object]) -> Callable[[], float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The median with the least and the greatest, and how far those are apart as a share of the median."""
+    """Return the median, minimum and maximum, and the range as a share of the median."""
     middle = statistics.median(values)
     return {
         "median": round_digits(middle),
@@ -177,7 +177,7 @@ def fit_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def round_digits(value: float, digits: int = 5) -> float:
-    """The value with so many digits."""
+    """Round to this number of significant digits."""
     return float(f"{value:.{digits}g}")
 
 
@@ -197,7 +197,7 @@ def _format_cell(value: object) -> str:
 
 
 def clear_peak() -> None:
-    """Let the peak of this process's memory begin at what it holds now (Linux)."""
+    """Reset the peak of this process's memory to its current use (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -223,7 +223,7 @@ def run_in_process(module: str, *arguments: object, python: str = sys.executable
 
 
 def build_environment() -> dict[str, str]:
-    """That of another process: one thread, and nothing fetched from a hub."""
+    """Return the environment of a child process: one thread, and no downloads from a hub."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -1,7 +1,7 @@
-"""The models that are measured: Llama shapes with random weights, made here or written as folders; lengths and prompts.
+"""Create the measured models: Llama shapes with random weights, in memory or as folders; lengths and prompts.
 
-Everything that knows how a model of this library is made, or how it draws, stands in `build_language_model`,
-`build_sampler`, `build_trainer` and `metered`.
+Only `build_language_model`, `build_sampler`, `build_trainer` and `metered` depend on how this library creates a model and samples
+from it.
 """
 
 import contextlib
@@ -117,14 +117,14 @@ def name_decoding(model) -> str:  # type: ignore[no-untyped-def]
 
 
 def build_sampler(model, slots: int):  # type: ignore[no-untyped-def]
-    """This library's sampler with so many sequences at once."""
+    """Create this library's sampler with this number of parallel sequences."""
     from practicum.backends.local.sampler import LocalSampler
 
     return LocalSampler(model, batch_size=slots)
 
 
 def build_trainer(model, slots: int):  # type: ignore[no-untyped-def]
-    """This library's trainer, which samples so many sequences at once."""
+    """Create this library's trainer, which samples this number of sequences in parallel."""
     from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 
     return LocalTrainer(model, TrainerLimits(sampling_batch=slots))
@@ -132,7 +132,7 @@ def build_trainer(model, slots: int):  # type: ignore[no-untyped-def]
 
 @dataclass(slots=True)
 class Meter:
-    """The number of decode steps, the seconds of drawing tokens, and those of what comes before: weights and prompts."""
+    """The number of decode steps, the seconds of decoding, and the seconds before it, for weights and prompts."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -183,7 +183,7 @@ def metered() -> Iterator[Meter]:
 def draw_prompts(
     count: int, vocabulary: int, seed: int = 0, shortest: int = 16, longest: int = 48
 ) -> list[tuple[int, ...]]:
-    """Prompts of random tokens, none of them padding."""
+    """Draw prompts of random tokens without padding."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
     return [
@@ -193,7 +193,7 @@ def draw_prompts(
 
 
 def draw_stops(vocabulary: int, mean: int, seed: int = 0) -> frozenset[int]:
-    """So many random tokens as stop tokens that lengths are geometric with that mean, as long as weights are random."""
+    """Draw stop tokens such that a model with random weights has geometric lengths with this mean."""
     generator = torch.Generator().manual_seed(seed)
     return frozenset(
         (torch.randperm(vocabulary - 2, generator=generator)[: vocabulary // mean] + 2).tolist()

@@ -1,9 +1,9 @@
-"""The cost of watching: seconds of readings, rules and their columns in rollouts.jsonl, as a share of the step that they are about.
+"""Measure the cost of monitoring: seconds of readings, rules and their columns in rollouts.jsonl, as a share of their step.
 
     python -m benchmarks monitors
 
-Random weights, full reverse KL, on the pair 17m <- 57m and on a toy pair. Each step is timed and then watched, so both are
-of the same step. What is written for the monitors alone (entropies and coefficient of every token) is counted as watching.
+Random weights, full reverse KL, on the pair 17m <- 57m and on a toy pair. Each step is timed and then monitored, so both times are
+of the same step. Values that are written only for the monitors (entropies and coefficient of every token) count as monitoring.
 """
 
 import tempfile

@@ -1,9 +1,9 @@
-"""A packed pass by the compiled program against the same pass through transformers' modules: processor time, and the difference.
+"""Compare a packed pass by the compiled program with transformers' modules: processor time, and the difference of the results.
 
     python -m benchmarks packing
 
-Random weights; both sides read the same texts and take turns in one process. "score" is a pass without a gradient, "learn" one with
-its backward pass. The greatest difference of the hidden states, over the greatest state, is in the line.
+Random weights; both sides read the same texts and alternate in one process. "score" is a pass without a gradient, "learn" a pass
+with its backward pass. The line contains the greatest difference of the hidden states, relative to the greatest state.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from practicum.types import ScoreRequest
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Texts of a model: so many, of prompts and answers of such lengths; with `shared`, of one prompt."""
+    """Texts of a model: their number, and the lengths of prompts and answers; with `shared`, of one prompt."""
 
     model: str
     texts: int

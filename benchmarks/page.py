@@ -1,4 +1,4 @@
-"""The page of performance and its plots, written from the recorded lines: docs/performance.md, docs/img/performance-*.svg.
+"""Write the performance page and its plots from the recorded lines: docs/performance.md, docs/img/performance-*.svg.
 
 python -m benchmarks page
 """
@@ -15,7 +15,11 @@ from typing import Any
 from benchmarks import goals
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-LINES, PAGE, IMAGES = DOCS / "performance.jsonl", DOCS / "performance.md", DOCS / "img"
+LINES, PAGE, IMAGES = (
+    DOCS.parent / "results" / "performance.jsonl",
+    DOCS / "performance.md",
+    DOCS / "img",
+)
 
 Line = dict[str, Any]
 
@@ -90,7 +94,7 @@ def main() -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """The recorded lines, without those of quick runs."""
+    """Return the recorded lines, without lines of quick runs."""
     if not path.is_file():
         return []
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -203,8 +207,8 @@ def _describe_floor(goal: goals.Goal, newest: Mapping[str, Line]) -> str | None:
     is_out_of_reach = highest / least < goal.quiet <= highest
     verdict = f", so {goal.quiet:g} cannot be reached with these kernels" if is_out_of_reach else ""
     return (
-        f"{text} What its kernels take here, those of MKL, oneDNN and the compiled program, is {least:.2f} times its "
-        f"floor: with nothing between them it would reach {highest / least:.3g}{verdict}."
+        f"{text} Its kernels (MKL, oneDNN and the compiled program) take {least:.2f} times the floor here: "
+        f"without any overhead between them it would reach {highest / least:.3g}{verdict}."
     )
 
 
@@ -254,7 +258,7 @@ def _render_measurements(used: Sequence[Line]) -> str:
 
 
 def _describe_case(line: Line) -> str:
-    """Return the words that tell a line from the other results of its command."""
+    """Return the words that distinguish a line from further results of its command."""
     if line["benchmark"] == "loss":
         return f", T = {line['tokens']:,}, V = {line['vocabulary']:,}"
     if line["benchmark"] == "rollout":
@@ -263,7 +267,7 @@ def _describe_case(line: Line) -> str:
 
 
 def build_plots(lines: Sequence[Line]) -> list[Plot]:
-    """Those that have something to show, from the newest full line of each case."""
+    """Return the plots that have data, from the newest full line of each case."""
     speed = "tokens_per_second"
     plotted = [line for line in _select_lines(lines, "loss") if _is_plotted(line)]
     loss = _choose_full_lines(plotted, "seconds", lambda line: line["tokens"])
@@ -360,7 +364,7 @@ def _plot_teachers(lines: Sequence[Line]) -> list[Plot]:
 
 
 def _plot_scaling(lines: Sequence[Line]) -> list[Plot]:
-    """Each cost over that of its least size."""
+    """Plot each cost relative to the cost of its smallest size."""
     titles = {
         "loss.tokens": "loss, tokens",
         "loss.vocabulary": "loss, vocabulary",
@@ -377,14 +381,14 @@ def _plot_scaling(lines: Sequence[Line]) -> list[Plot]:
             for what, title in titles.items()
             for fit in [line["fits"][what]]
         }
-        caption = "Seconds over those of the least size, against the size over the least"
+        caption = "Seconds relative to the smallest size, against the relative size"
         made.append(
             Plot(
                 "scaling",
                 caption,
                 "lines",
-                "size / least size",
-                "seconds / those of the least",
+                "size / smallest size",
+                "seconds / seconds of the smallest size",
                 series,
             )
         )

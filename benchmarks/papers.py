@@ -1,11 +1,11 @@
-"""Every paper's recipe, run as it stands: what changed on held-out prompts, one JSON line a recipe in docs/papers.jsonl.
+"""Run every paper's recipe unchanged: the change on held-out prompts, one JSON line per recipe in results/papers.jsonl.
 
 python -m benchmarks papers [NAME ...] [--seeds 0 1 2] [--jobs 2] [--only all|recipes|controls]
 python -m benchmarks papers --carry REVISION
 
-A recipe that joins a reward and a teacher has a control as well, the same with the teacher off, which has a line of its own; it
-names one of its recipes where several have the same. A line is kept until its recipe is run again; the page of methods shows only
-lines that are of the recipe as it is.
+A recipe that joins a reward and a teacher also has a control, the same recipe with the teacher off, with a separate line. If
+several recipes have the same control, the line names one of them. A line is stored until its recipe is run again. The methods
+page only shows lines of the current recipe.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from practicum.recipe import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES = ROOT / "docs" / "papers.jsonl"
+LINES = ROOT / "results" / "papers.jsonl"
 
 
 def main() -> None:
@@ -71,21 +71,21 @@ LIMITS = {
     "task": ("sandbox",),
     "train": ("threads", "budget", "save_in_background"),
 }
-"""Settings by section that bound time and change nothing else but rounding; no recipe of a paper has a budget."""
+"""Settings by section that limit time and otherwise only change rounding; no recipe of a paper has a budget."""
 
 ABOUT_IT = ("prices", "monitors", "tracking")
-"""Sections that say what is done with a run's numbers; no recipe of a paper lets a monitor change anything."""
+"""Sections that only use a run's numbers; no recipe of a paper lets a monitor change anything."""
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Return what a line is of: the recipe without its words about itself and the settings that only bound memory and time."""
+    """Return the fingerprint of a line's recipe, without its description and settings that only limit memory and time."""
     settings = {
         key: setting
         for key, setting in resolve_recipe(recipe).items()
         if key not in ("name", *WORDS, *ABOUT_IT)
     }
     assert settings.pop("backend")["type"] == "local", (
-        "recipes of papers run here, and how much is held at once changes rounding alone"
+        "recipes of papers use the local backend, and their batch sizes in memory only change rounding"
     )
     for section, names in LIMITS.items():
         for name in names:
@@ -97,9 +97,9 @@ def fingerprint(recipe: Recipe) -> str:
 
 
 def carry_lines(revision: str) -> int:
-    """Give every line that was of its recipe in a git revision the fingerprint that the recipe has now; return their number.
+    """Update the fingerprints of lines that matched their recipe in a git revision; return the number of lines.
 
-    Use it after a setting was renamed or added, if `python -m benchmarks digests` shows that all runs are the same as before.
+    Use it after a setting was renamed or added, if `python -m benchmarks digests` shows that no run has changed.
     """
     lines = list(read_lines().values())
     before, after = _fingerprint_lines(lines, revision), _fingerprint_lines(lines)
@@ -112,7 +112,7 @@ def carry_lines(revision: str) -> int:
 
 
 def _fingerprint_lines(lines: Sequence[dict[str, Any]], revision: str = "") -> list[str]:
-    """Return the fingerprint of each line's recipe, by the code and the recipes of a revision; none: those here."""
+    """Return the fingerprint of each line's recipe, by the code and recipes of a revision; none: the current ones."""
     request = json.dumps([(line["recipe"], "teacher" in line) for line in lines])
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "then" if revision else ROOT
@@ -148,7 +148,7 @@ def _run_git(*arguments: str) -> None:
 
 
 def find_different_controls(names: Sequence[str]) -> list[str]:
-    """Return those of the recipes that have a control, one where several have the same."""
+    """Return the recipes that have a control, one recipe per distinct control."""
     by_fingerprint: dict[str, str] = {}
     for name in names:
         control = build_control(load_recipe(name))
@@ -158,7 +158,7 @@ def find_different_controls(names: Sequence[str]) -> list[str]:
 
 
 def measure_recipe(name: str, off: bool, seeds: Sequence[int]) -> dict[str, Any]:
-    """One recipe, or its control with the teacher off, over its seeds, each in a process of its own with one thread."""
+    """Run a recipe, or its control with the teacher off, with each seed in a separate process with one thread."""
     summaries = [_run_seed(name, off, seed) for seed in seeds]
     return {
         "recipe": name,
@@ -218,7 +218,7 @@ def _average(values: Sequence[float | None]) -> float | None:
 
 
 def keep(line: dict[str, Any]) -> None:
-    """Put a line in its place by name, those of controls after all others."""
+    """Insert a line in the order of names, with lines of controls at the end."""
     lines_by_key = {**read_lines(), _build_key(line): line}
     LINES.write_text(
         "".join(json.dumps(lines_by_key[key]) + "\n" for key in sorted(lines_by_key)),

@@ -1,4 +1,4 @@
-"""Other libraries to compare with, each in a process and, where it is said, an environment of its own."""
+"""Run other libraries for comparison, each in a separate process and, where stated, in a separate environment."""
 
 import argparse
 import functools
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
 
 
 def find_installed(names: Sequence[str], python: str) -> list[str]:
-    """Those that are installed there; a line is printed for each that is not."""
+    """Return the installed libraries, and print a line for each missing one."""
     present = [name for name in names if _read_version(name, python)]
     for name in names:
         if name not in present:
@@ -110,7 +110,7 @@ class Worker:
         self._process.stdin.flush()
 
     def receive(self) -> Any:
-        """The answer to the question put last; whatever else the process prints is passed by."""
+        """Return the answer to the last question, and skip all other output of the process."""
         assert self._process is not None and self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):

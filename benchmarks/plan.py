@@ -1,4 +1,4 @@
-"""The figures of `practicum plan` against measured ones: peak memory of whole steps, and seconds after a calibration.
+"""Compare the figures of `practicum plan` with measured ones: peak memory of whole steps, and seconds after a calibration.
 
 python -m benchmarks plan [--cases toy quickstart adapters]
 """
@@ -29,11 +29,11 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
 }
 STEPS = 5
-"""The first warms up, the second calibrates, the others are predicted."""
+"""The first step warms up, the second calibrates, and the remaining steps are predicted."""
 
 
 def main() -> None:
-    """Report one line: memory is that of a process, seconds are of the wall and want an idle machine."""
+    """Report one line: memory per process, and wall seconds, which need an idle machine."""
     parser = build_parser(__doc__)
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--measure", choices=list(CASES), help="internal: do the steps of a case")
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _measure_steps(case: str) -> dict[str, Any]:
-    """The peak of a process that does a few steps, and the seconds of the later ones beside those foretold by the second."""
+    """Measure the peak of a process that takes a few steps, and compare later steps' seconds with the prediction."""
     from practicum.costs import PHASES
     from practicum.recipe import load_recipe
     from practicum.runs.assembly import assemble_run
@@ -106,7 +106,7 @@ def _measure_steps(case: str) -> dict[str, Any]:
 
 
 def _plan_case(case: str, answer_tokens: int | None) -> dict[str, Any]:
-    """The planned peak in MiB of the phases of a step, which is what the other process does."""
+    """Return the planned peak in MiB of the phases of a step, which the measured process executes."""
     from practicum.recipe import load_recipe
     from practicum.runs.plan import plan
 

@@ -1,10 +1,10 @@
-"""A teacher in fewer bits: seconds of its body and what the rounding does to the gradient, on SmolLM2-135M.
+"""Measure a quantized teacher: seconds of its body and the effect of rounding on the gradient, on SmolLM2-135M.
 
     python -m benchmarks precision [--tokens 512]
 
-*float32* is the yardstick, *bfloat16* is what `dtype: bfloat16` gives a teacher, and *int8* rounds the weights of every linear
-map to eight bits a row and its inputs to eight bits a call. The error is that of the gradient of reverse KL in the logits of a
-student half a logit from the teacher, and the forward KL from the float32 teacher, in nats a token.
+*float32* is the baseline, *bfloat16* is a teacher with `dtype: bfloat16`, and *int8* rounds the weights of every linear map to
+eight bits per row and its inputs to eight bits per call. The error is measured in the gradient of reverse KL in the logits of a
+student half a logit from the teacher, and as the forward KL from the float32 teacher, in nats per token.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
-"""Two processes that decode at once, against one: the processor seconds of a token.
+"""Compare two processes that decode in parallel with one: processor seconds per token.
 
     python -m benchmarks processes [--quick]
 
-Each process has a core, so what a second one costs is what it takes from the first one's caches and memory. Wall seconds would
-say the same on idle cores, and nothing on others. Where other work keeps the second core busy, one process is not alone either:
-the load stands beside the figure.
+Each process has its own core, so the cost of a second process is the share of caches and memory bandwidth that it takes from the
+first. Wall seconds would show the same on idle cores and nothing on busy ones. If other work uses the second core, a single process
+also has to share: the load is printed next to the figure.
 """
 
 import torch

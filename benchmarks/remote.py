@@ -1,9 +1,9 @@
-"""The cost of a teacher behind a server to this process: requests, JSON and checks, with a server that answers at once.
+"""Measure the cost of a remote teacher for this process: requests, JSON and checks, with a server that answers at once.
 
     python -m benchmarks remote [--completions 64] [--prompt 256] [--tokens 128] [--rounds 5]
 
-The server is a process of its own that plays one vLLM answer back, so nothing of it is counted. Processor time of this process, a
-scored token; bytes that cross the wire, a scored token.
+The server is a separate process that replays one vLLM answer, so its work is not counted. Printed are this process's processor time
+per scored token, and the bytes sent and received per scored token.
 """
 
 import argparse
@@ -129,9 +129,9 @@ def main() -> None:
             processors.append(process_time() - processor)
         tokens = options.completions * options.tokens
         print(
-            f"{signal.name:8} k={k:<3} {1e6 * sorted(processors)[len(processors) // 2] / tokens:7.1f} us of processor a token   "
-            f"{1e3 * sorted(walls)[len(walls) // 2]:7.0f} ms a call of {options.completions}   "
-            f"{len(answers[k]) / options.tokens:7.0f} bytes a token"
+            f"{signal.name:8} k={k:<3} {1e6 * sorted(processors)[len(processors) // 2] / tokens:7.1f} us of processor per token   "
+            f"{1e3 * sorted(walls)[len(walls) // 2]:7.0f} ms per call of {options.completions}   "
+            f"{len(answers[k]) / options.tokens:7.0f} bytes per token"
         )
     process.terminate()
 

@@ -1,4 +1,4 @@
-"""The time and the size of the page of a long run, from a folder made up for it: no model is loaded.
+"""Measure the time and the size of the report of a long run, from a generated run folder: no model is loaded.
 
 python -m benchmarks report [--steps 1000] [--rollouts 8] [--tokens 200]
 """

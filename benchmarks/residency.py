@@ -1,9 +1,9 @@
-"""Four teachers behind a route, with their weights resident, swapped, on disk or over one base: seconds and peak memory.
+"""Measure four teachers behind a route, with their weights resident, swapped, on disk or over one base: seconds and peak memory.
 
     python -m benchmarks residency [--teachers 4] [--rollouts 32] [--tokens 128]
 
-Each residency runs in a process of its own. *Score* is the teachers' pass over all rollouts; *read* is what a trainer does
-with the answers, teacher by teacher: the whole log-probabilities in chunks, then the head let go.
+Each residency runs in a separate process. *Score* is the teachers' pass over all rollouts. *Read* is the trainer's use of the
+answers, teacher by teacher: the full log-probabilities in chunks, after which the head is released.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Rollouts: tokens a second against `generate` of transformers, the cost of a decode step, the share of the slots at work.
+"""Measure rollouts: tokens per second against `generate` of transformers, the cost of a decode step, the share of busy slots.
 
     python -m benchmarks rollout [--model 17m 135m toy] [--lengths fixed geometric]
 
-Random weights. Geometric lengths come of a random set of stop tokens (mean 64, at most 256; 40 prompts of 16 to 48 tokens in 8
-slots); both sides have the same prompts, stop tokens and settings, and take turns in one process. Each side draws the same
-answers in every round, so that rounds differ by the machine alone.
+Random weights. Geometric lengths follow from a random set of stop tokens (mean 64, at most 256; 40 prompts of 16 to 48 tokens in 8
+slots). Both sides have the same prompts, stop tokens and settings, and alternate in one process. Each side draws the same answers
+in every round, so rounds only differ by the machine.
 """
 
 from dataclasses import dataclass, field
@@ -266,7 +266,7 @@ def _measure_steps(
 
 
 def _compute_floor(shape: models.ModelDims, rows: int, limits: dict[str, float]) -> float:
-    """Seconds that reading all weights, or the products of so many rows, take at least."""
+    """Return the minimum seconds to read all weights, or to compute the products of these rows."""
     numbers = shape.body + shape.head
     return ceilings.compute_floor(2.0 * rows * numbers, 4.0 * numbers, limits)
 

@@ -1,8 +1,8 @@
-"""The growth of costs: the loss with tokens and vocabulary, a step with its tokens or their share, decoding with prompts.
+"""Measure how costs grow: the loss with tokens and vocabulary, a step with its tokens or their share, decoding with prompts.
 
     python -m benchmarks scaling [--quick]
 
-Each is fitted as a power of its size over four sizes, by a straight line through the logarithms; the four take turns.
+Each cost is fitted as a power of its size over four sizes, by a straight line through the logarithms; the four sizes alternate.
 """
 
 import time
@@ -112,7 +112,7 @@ def _build_timer(work: Callable[[], object], share: float = 1.0) -> Callable[[],
 
 
 def _prepare_steps(shape: models.ModelDims, teacher: str) -> Callable[[int], Callable[[], float]]:
-    """Scores, gradient and AdamW on so many tokens of answers, all of one length."""
+    """Prepare scores, gradient and AdamW on a number of answer tokens, with equal lengths."""
     trainer = models.build_trainer(models.build_language_model(shape), SLOTS)
     scorer = models.build_sampler(models.build_language_model(models.SHAPES[teacher], 1), SLOTS)
 
@@ -182,7 +182,7 @@ def _build_rollout(prompt: tuple[int, ...], tokens: Tensor) -> Rollout:
 
 
 def prepare_decoding(shape: models.ModelDims) -> Callable[[int], Callable[[], float]]:
-    """Seconds a token of so many prompts' answers of mixed lengths, in few slots."""
+    """Prepare the seconds per token of answers of mixed lengths to a number of prompts, in few slots."""
     client = models.build_sampler(models.build_language_model(shape), SLOTS)
     params = SamplingParams(LONGEST, stop_ids=models.draw_stops(shape.vocabulary, MEAN))
 

@@ -1,13 +1,13 @@
-"""The service against the same model in this process: scored tokens a second, and what a request costs beside the model.
+"""Compare the service with the same model in this process: scored tokens per second, and the overhead of a request.
 
     python -m benchmarks service [--texts 32] [--tokens 128] [--model 17m]
 
-The server is a process of its own, asked as its clients ask: one request a text, all at once or one after the other. What is
-compared are processor seconds: of the server for the service, of this process for the local teacher. Seconds of the clock are
-in the JSON line; they hold the client's work and the waiting too, and other work on the machine moves them.
+The server is a separate process and gets the requests of a real client: one request per text, all in parallel or in sequence.
+Processor seconds are compared: of the server for the service, of this process for the local teacher. Wall seconds are in the JSON
+line; they include the client's work, waiting, and other work on the machine.
 
-Then the same through our own clients, teacher `tinker` and backend `tinker`, whose processor seconds are those of both processes:
-the texts scored, and one update of a student with adapters.
+Then the same is measured through our own clients, teacher `tinker` and backend `tinker`, with the processor seconds of both
+processes: the scored texts, and one update of a student with adapters.
 """
 
 import json
@@ -148,7 +148,7 @@ def main() -> None:
     ]
     beside = statistics.median(overhead)
     print(
-        f"{beside:.1f} ms a request beside the model's own work; log-probabilities differ by at most {difference:.1e}"
+        f"{beside:.1f} ms per request in addition to the model's own work; log-probabilities differ by at most {difference:.1e}"
     )
     session.report(
         {},

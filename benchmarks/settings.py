@@ -1,11 +1,10 @@
-"""Learning rates of the packaged 135M model, all weights and adapters: which ones learn, and which ones destroy it.
+"""Find the learning rates that train or destroy the packaged 135M model, for all weights and for adapters.
 
     python -m benchmarks settings [--rates 1e-6 1e-2] [--seeds 0 1 2] [--record]
 
-The student is distilled by GKD from itself with a system turn in view. Each run starts from the same weights, and runs of one
-seed see the same prompts. Monitors only warn. The held-out reverse KL, the share of cut answers and the accuracy are those before
-and after.
-`--record` adds the runs to docs/settings.json, in place of those of the same training, rate and seed.
+The student is distilled by GKD from itself with a system turn in its prompt. Each run starts from the same weights, and runs of one
+seed see the same prompts. Monitors only warn. The held-out reverse KL, the share of truncated answers and the accuracy are measured
+before and after. `--record` adds the runs to results/settings.json and replaces runs with the same training, rate and seed.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from practicum.monitors import MONITORS
 from practicum.recipe import load_recipe
 from practicum.runs import run
 
-RECORD = Path(__file__).resolve().parents[1] / "docs" / "settings.json"
+RECORD = Path(__file__).resolve().parents[1] / "results" / "settings.json"
 
 RATES = (1e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 2e-3, 1e-2)
 
@@ -67,7 +66,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--record", action="store_true", help="write docs/settings.json")
+    parser.add_argument("--record", action="store_true", help="write results/settings.json")
     parser.add_argument("--quick", action="store_true", help="one step at one rate of each kind")
     arguments = parser.parse_args()
     rates, steps = ([5e-5], 1) if arguments.quick else (arguments.rates, arguments.steps)
@@ -83,7 +82,7 @@ def main() -> None:
 
 
 def record(outcome: Outcome, steps: int) -> None:
-    """Put an outcome into docs/settings.json, in the order of training, rate and seed."""
+    """Put an outcome into results/settings.json, in the order of training, rate and seed."""
     content = json.loads(RECORD.read_text(encoding="utf-8"))
     if content["steps"] != steps:
         raise SystemExit(

@@ -1,9 +1,9 @@
-"""The sizes that are chosen for the user: tokens of a scoring pass, of a chunk of the loss, and rows that the layout is made for.
+"""Measure the sizes that are chosen automatically: tokens per scoring pass, tokens per chunk of the loss, and rows of the layout.
 
     python -m benchmarks sizes
 
-Each size is compared with the one in use, in the same round: seconds of the same work, 1 being as fast. *layout* is a product of
-eight rows with a head of 49,152 x 256, as torch multiplies it and in the layout of oneDNN, chosen for 8 and for 32 rows.
+Each size is compared with the default in the same round, by the seconds of the same work; 1 means equally fast. *layout* is a
+product of eight rows with a head of 49,152 x 256, as torch multiplies it and in the layout of oneDNN, chosen for 8 and for 32 rows.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def _report(
 
 
 def _prepare_passes(quick: bool) -> dict[int | str, Callable[[], object]]:
-    """Completions of 64 tokens scored by the 57m teacher in passes of so many tokens."""
+    """Prepare the 57m teacher's scoring of 64-token completions, by the tokens per pass."""
     teacher = build_language_model(SHAPES["57m"])
     count = 8 if quick else 64
     draws = torch.randint(3, 1000, (count, 96), generator=torch.Generator().manual_seed(0)).tolist()
@@ -78,7 +78,7 @@ def _prepare_passes(quick: bool) -> dict[int | str, Callable[[], object]]:
 
 
 def _prepare_chunks(quick: bool) -> dict[int | str, Callable[[], object]]:
-    """The loss over 1,024 tokens in chunks of so many."""
+    """Prepare the loss over 1,024 tokens, by the tokens per chunk."""
     inputs = make_inputs(Size(128 if quick else 1024, 8192 if quick else VOCABULARY))
 
     def train_in_chunks(tokens: int) -> Callable[[], object]:
@@ -89,7 +89,7 @@ def _prepare_chunks(quick: bool) -> dict[int | str, Callable[[], object]]:
 
 
 def _prepare_layouts() -> dict[int | str, Callable[[], object]]:
-    """Sixteen products, each with a weight of its own, so that none is found in the caches."""
+    """Prepare sixteen products with different weights, so that no weight is cached."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(ROWS, WIDTH, generator=generator)
     weights = [torch.randn(VOCABULARY, WIDTH, generator=generator) for _ in range(4)]

@@ -1,11 +1,11 @@
-"""The service under load for minutes: many clients, a trainer and a vandal; failures, waiting times and memory.
+"""Load the service for minutes with many clients, a trainer and a vandal: failures, waiting times and memory.
 
     python -m benchmarks soak [--seconds 185] [--clients 48]
 
-Clients sample and score in turn, each waiting for its answer; the trainer learns, steps, publishes samplers in flight and saves;
-the vandal sends what has to be refused and cancels what it asked for. The server is a process of its own over two tiny models.
-A status of 500 or more is a failure of the server and ends the benchmark with exit code 1. Memory is what the server holds after
-a third of the time, when its caches are warm, and at the end.
+Clients alternate between sampling and scoring, each waiting for its answer. The trainer learns, steps, publishes samplers in flight
+and saves. The vandal sends invalid requests and cancels its valid ones. The server is a separate process with two tiny models.
+A status of 500 or more is a failure of the server and ends the benchmark with exit code 1. Memory is the server's memory after a
+third of the time, when its caches are warm, and at the end.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class Client:
         self.http.close()
 
     def send(self, name: str, body: bytes, kind: str = "application/json") -> httpx.Response:
-        """Send a body as it is."""
+        """Send a body without changes."""
         response = self.http.post(f"/api/v1/{name}", content=body, headers={"content-type": kind})
         self.load.note(response.status_code)
         return response
@@ -242,7 +242,7 @@ def _break(client: Client, load: Load, draw: random.Random) -> None:
 
 
 def soak(seconds: float, clients: int) -> dict[str, Any]:
-    """Return what was answered in so many seconds, how long it took, and what the server held."""
+    """Return the number of answers in these seconds, their waiting times, and the server's memory."""
     with tempfile.TemporaryDirectory() as folder:
         load_messages()  # in one thread: importing in several at once is not safe under Python 3.11
         words = []

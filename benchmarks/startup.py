@@ -1,4 +1,4 @@
-"""Seconds until something happens: help and a recipe read on the command line, and the first training step against a warm one.
+"""Measure the startup seconds: help, reading a recipe on the command line, and the first training step against a warm one.
 
 python -m benchmarks startup [--recipe smoke/toy]
 """
@@ -24,7 +24,7 @@ STEPS = 6
 
 
 def main() -> None:
-    """Report one line; these are wall seconds but for `check`, so the machine should be idle."""
+    """Report one line; all but `check` are wall seconds, so the machine should be idle."""
     parser = build_parser(__doc__)
     parser.add_argument("--recipe", default="smoke/toy")
     parser.add_argument(

@@ -1,10 +1,10 @@
-"""Whole training steps (rollout, teacher, full-vocabulary reverse KL, AdamW) against TRL's two trainers: speed and memory.
+"""Compare whole training steps (rollout, teacher, full-vocabulary reverse KL, AdamW) with TRL's two trainers: speed and memory.
 
     python -m benchmarks step [--config fixed mixed toy] [--peer trl] [--peer-python PATH]
 
-Random weights, the same folders, prompts and stop tokens for all; every contender has a process of its own, they alternate,
-and the first step of each is dropped. What is compared are tokens of answers a processor second, and peak memory. On given answers
-the loss has to be TRL's.
+Random weights, the same folders, prompts and stop tokens for all. Every contender has a separate process, they alternate, and the
+first step of each is dropped. Answer tokens per processor second and peak memory are compared. On given answers the loss has to
+equal TRL's.
 """
 
 import argparse
@@ -210,7 +210,7 @@ def _average(values: Sequence[float]) -> float:
 
 
 def _compute_phases(answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The share of each phase in the seconds of a step, and of what is outside the calls of the backend."""
+    """Return the share of each phase in the seconds of a step, and the share outside calls of the backend."""
     shares: dict[str, list[float]] = {}
     for answer in answers:
         total = sum(answer["seconds"])

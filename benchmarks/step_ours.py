@@ -1,6 +1,6 @@
-"""Whole steps of this library on the models and prompts of a workload, in a process of its own.
+"""Run whole steps of this library on the models and prompts of a workload, in a separate process.
 
-`python -m benchmarks.step_ours JOB`; JOB is a file of JSON, see `benchmarks.step`.
+`python -m benchmarks.step_ours JOB`; JOB is a JSON file, see `benchmarks.step`.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ KERNELS = frozenset(
 
 
 class Watched:
-    """The functions of the compiled program, each call of which the profiler sees."""
+    """The functions of the compiled program, with every call visible to the profiler."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
@@ -83,7 +83,7 @@ class Given(Task):
         return []
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Nobody judges."""
+        """Return no reward."""
         return None
 
 
@@ -106,13 +106,13 @@ class Phases:
         return call_watched
 
     def take(self) -> dict[str, float]:
-        """Return the seconds counted so far, and begin anew."""
+        """Return the seconds counted so far, and reset the count."""
         counted, self.seconds = self.seconds, {}
         return counted
 
 
 class Sampling:
-    """A sampling client whose calls are counted."""
+    """A sampling client that measures its calls."""
 
     def __init__(self, client: Any, phases: Phases) -> None:
         self.sample = phases.watch("sample", client.sample)

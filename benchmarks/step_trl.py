@@ -1,7 +1,7 @@
-"""One trainer of TRL on the models and prompts of a workload, in a process of its own: `python -m benchmarks.step_trl JOB`.
+"""Run one trainer of TRL on the models and prompts of a workload, in a separate process: `python -m benchmarks.step_trl JOB`.
 
-JOB is a file of JSON, see `benchmarks.step` and, for a GPU, `benchmarks.gpu_trl`. Only TRL and what it needs are imported.
-Seconds are the processor's; on a GPU they are those of the clock, and memory is the device's.
+JOB is a JSON file, see `benchmarks.step` and, for a GPU, `benchmarks.gpu_trl`. Only TRL and its dependencies are imported.
+Seconds are processor seconds and memory is the process's; on a GPU, wall-clock seconds and the device's memory.
 """
 
 import itertools

@@ -5,7 +5,7 @@
 
 Counts protocols and abstract classes, papers named in the core, statements and lines, the files on the longest chain of imports and
 the files in cycles of imports. Imports inside functions are included, and the files of a cycle are all a part of a chain.
-`--core` names the packages that the core leaves out.
+`--core` names the packages that the core excludes.
 The files and functions of a training step are counted by `python -m benchmarks journey`.
 """
 

@@ -1,4 +1,4 @@
-"""The wall time of a comparison of six toy runs outside their training, in warm processes against a new Python per run.
+"""Measure the overhead of a comparison of six toy runs in wall time, in warm processes against a new Python per run.
 
 python -m benchmarks sweep [--steps 170] [--scratch]
 """

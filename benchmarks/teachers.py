@@ -1,9 +1,9 @@
-"""One to eight teachers of the same tokens, routed or summed: seconds of a step, and peak memory.
+"""Measure one to eight teachers of the same tokens, routed or summed: seconds per step, and peak memory.
 
     python -m benchmarks teachers [--k 1 2 4 8] [--rollouts 32] [--tokens 64]
 
 A step here is the teachers' scores, the gradient and AdamW on given answers. Times are with all weights resident, in one process
-and in turns; memory is the growth over the bare student in a process of its own, weights resident or read from disk.
+and alternating. Memory is the growth over the bare student in a separate process, with weights resident or read from disk.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def _build_teacher(kind: str, clients: Sequence[Teacher]) -> Teacher:
 
 
 def _make_rollouts(count: int, tokens: int, teachers: int, vocabulary: int) -> list[Rollout]:
-    """The same answers whatever the number of teachers, which take turns as domains."""
+    """Create the same answers for any number of teachers, which alternate as domains."""
     generator = torch.Generator().manual_seed(0)
     items = []
     for number, prompt in enumerate(models.draw_prompts(count, vocabulary, 3, 32, 32)):
@@ -202,7 +202,7 @@ def _make_rollouts(count: int, tokens: int, teachers: int, vocabulary: int) -> l
 
 
 def _measure_peak(options: argparse.Namespace) -> float:
-    """MiB by which a step's peak is above the student after a step with nobody else loaded."""
+    """Return the MiB of a step's peak above the student after a step without teachers."""
     folder, kind, k, residency = (
         Path(options.measure[0]),
         options.measure[1],

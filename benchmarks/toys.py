@@ -1,4 +1,4 @@
-"""Toy pairs and recipes for what is measured about runs as a whole: a task of strings, models made from scratch, seconds a run."""
+"""Provide toy pairs and recipes to measure whole runs: a task of strings, models made from scratch, seconds per run."""
 
 import json
 import random
@@ -46,7 +46,7 @@ SHOWING_TOOLS = (
     "{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""A template with the names of the tools, in which a result stands where a question stands."""
+"""A template with the names of the tools, which renders results like questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Played:
     ended: str
 
     def list_ids(self) -> list[str]:
-        """Return the monitors that spoke, each once, in the order in which they did."""
+        """Return the monitors that raised alarms, each once, in order of their first alarm."""
         return list(dict.fromkeys(alarm["id"] for alarm in self.alarms if alarm["action"] != "log"))
 
     def average_last(self, name: str, count: int = 5) -> float:
@@ -72,7 +72,7 @@ class Played:
 def pair(
     student: int, teacher: int, seed: int = 0, task: Mapping[str, Any] | None = None
 ) -> Iterator[Path]:
-    """A folder with a `student` and a `teacher`, after so many steps of supervised training each; `task` changes the task."""
+    """Create a folder with a `student` and a `teacher`, with these supervised steps; `task` changes the task."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = build_task_data(task or {})
@@ -97,7 +97,7 @@ def pair(
 
 
 def draw_lessons(task: Expressions) -> list[Prompt]:
-    """The turns of a conversation of the expert about each expression; tool and results stand as `SHOWING_TOOLS` writes them."""
+    """Return the expert's conversation about each expression, with tool and results as in `SHOWING_TOOLS`."""
     lessons = []
     for prompt in task.train_prompts():
         draw, turns = random.Random(prompt.id), list[str]()
@@ -111,7 +111,7 @@ def draw_lessons(task: Expressions) -> list[Prompt]:
 
 
 def build_task_data(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The toy task with changes, or another one where they name its type."""
+    """Return the toy task with changes, or another task if the changes name its type."""
     return {**({} if "type" in changes else TASK), **changes}
 
 

@@ -1,10 +1,10 @@
-"""Conversations: processor time with the keys and values of earlier turns kept, against reading the history again.
+"""Measure conversations: processor time with the cached keys and values of earlier turns, against reading the history again.
 
     python -m benchmarks turns [--turns 6] [--conversations 8]
 
 Random weights and no stop tokens: in each turn every conversation draws 24 tokens and is answered with 12 to 40. Both sides draw
-the same tokens from the same streams, and take turns in one process. The greatest difference of their log-probabilities is in the
-line.
+the same tokens from the same streams, and alternate in one process. The line contains the greatest difference of their
+log-probabilities.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""The update on the tokens that a weight keeps: processor seconds, learned tokens, peak memory.
+"""Measure the update on the tokens that a weight keeps: processor seconds, learned tokens, peak memory.
 
     python -m benchmarks weighted [--quick]
 
-A student of 17 million weights learns from a teacher of 57 million by reverse KL over a vocabulary of 49,152: on all tokens or a
-share by `soft_or` (TIP, 2604.14084), whose choice needs a first pass without gradient over all of them. Each weight runs in a
-process of its own, because its peak is that of the process. Its 1,024 tokens go through the heads in chunks of 128.
+A student with 17 million weights learns from a teacher with 57 million by reverse KL over a vocabulary of 49,152: on all tokens, or
+on a share by `soft_or` (TIP, 2604.14084), which needs a first pass without gradient over all tokens. Each weight runs in a separate
+process, because the peak is measured per process. The 1,024 tokens go through the heads in chunks of 128.
 """
 
 import argparse

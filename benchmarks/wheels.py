@@ -1,4 +1,4 @@
-"""Download the wheels that a GPU machine without a network lacks, so that they can travel with the source tree.
+"""Download the wheels that a GPU machine without a network is missing, to copy them with the source tree.
 
     python -m pip list --format json >there.json      # on the GPU machine
     python -m benchmarks wheels --installed there.json --python 3.12 --folder .whl

@@ -1,11 +1,11 @@
-"""Trainers over shards, requests to the processes of a cluster, and tensors by reference.
+"""Measure trainers over shards, requests to the processes of a cluster, and tensors by reference.
 
     python -m benchmarks workers [--quick]
 
-*Two workers* learn from twice the tokens of one, each with a shard of the same student (17 million weights, 49,152 tokens); what is
-compared are learned tokens a processor second of all workers, in rounds that alternate. *An empty step* is eight requests to two
+*Two workers* learn from twice the tokens of one worker, each with a shard of the same student (17 million weights, 49,152 tokens);
+learned tokens per processor second of all workers are compared, in alternating rounds. *An empty step* is eight requests to two
 processes that do nothing, as a step sends them: weights, rollouts, scores, an update, a step of the optimizer. *References* are
-hidden states of one process that another one reads; the time is from their request to their last copy, by the clock.
+hidden states of one process that a second process reads; the wall-clock time is from its request to the last copy.
 """
 
 import json
@@ -51,7 +51,7 @@ WIDTH = 4096
 def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
-    parser.add_argument("--ranks", type=int, help="internal: measure so many workers")
+    parser.add_argument("--ranks", type=int, help="internal: number of workers to measure")
     options = parser.parse_args()
     if options.ranks:
         print(json.dumps({"tokens_a_second": _measure_update(options.ranks, options.quick)}))
@@ -86,7 +86,7 @@ def describe_rounds(reading: Mapping[str, float], before: float, after: float) -
 
 
 def _measure_update(ranks: int, quick: bool) -> float:
-    """Return the learned tokens a processor second of so many workers together."""
+    """Return the learned tokens per processor second of all workers together."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.SimpleQueue()
@@ -100,7 +100,7 @@ def _measure_update(ranks: int, quick: bool) -> float:
         for worker in workers:
             worker.join()
     tokens, _ = seconds[0]
-    # The workers take their updates together: the processor time of an update is that of all.
+    # The workers update in parallel: the processor time of an update is the sum over all workers.
     return round(tokens / statistics.median(map(sum, zip(*(s for _, s in seconds), strict=True))))
 
 
@@ -133,7 +133,7 @@ def _run_worker(rank: int, ranks: int, store: Path, quick: bool, answers: Any) -
 
 
 class _Holder:
-    """A process that holds hidden states, or reads those of another one."""
+    """A process that holds hidden states, or reads the states of another process."""
 
     def __init__(self) -> None:
         self._states: Any = None

@@ -1,8 +1,8 @@
-"""On-policy distillation on one page, without the library around it: `python examples/minimal.py`.
+"""On-policy distillation in one file of plain PyTorch. Run it with `python examples/minimal.py`.
 
-A tiny student answers prompts; a tiny teacher gives its distribution at every token of the answer; the student learns
-reverse KL on exactly those tokens. What `practicum` adds is everything else: batching, chunks, other divergences and
-signals, other teachers, resume, evaluation. A test proves that its first steps are these.
+A tiny student answers prompts, a tiny teacher gives its distribution at every token of the answers, and the student
+minimizes the reverse KL at exactly these tokens. The library adds batching, other divergences and signals, other
+teachers, resume and evaluation. A test checks that the library computes the same loss and gradient.
 """
 
 import torch
@@ -11,11 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from practicum import functional as F
 
-VOCABULARY, STOP, LONGEST, BLOCK = 24, 1, 12, 64
+VOCABULARY, STOP, MAX_NEW_TOKENS = 24, 1, 12
 
 
 def build_tiny_model(seed: int, hidden: int) -> LlamaForCausalLM:
-    """A two-layer Llama with random weights."""
+    """Build a two-layer Llama with random weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -34,66 +34,56 @@ def build_tiny_model(seed: int, hidden: int) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def sample_answer(model: LlamaForCausalLM, prompt: list[int], seed: int) -> list[int]:
-    """Sample one token after another until the stop token: the first to arrive, each at the rate of its probability.
-
-    The arrivals come from the answer's own random stream; the library races blocks of 64 tokens first, of which this is one.
-    """
-    stream = torch.Generator().manual_seed(seed)
+def sample_answer(
+    model: LlamaForCausalLM, prompt: list[int], generator: torch.Generator
+) -> list[int]:
+    """Sample tokens from the model's distribution up to the stop token."""
     tokens: list[int] = []
-    while len(tokens) < LONGEST:
+    while len(tokens) < MAX_NEW_TOKENS:
         logits = model(torch.tensor([prompt + tokens])).logits[0, -1]
-        arrivals = torch.empty(1 + BLOCK, dtype=torch.float64).exponential_(generator=stream)[
-            1 : 1 + VOCABULARY
-        ]
-        tokens.append(int((arrivals / torch.softmax(logits, dim=-1)).argmin()))
+        probabilities = torch.softmax(logits, dim=-1)
+        tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
         if tokens[-1] == STOP:
             break
     return tokens
 
 
 def compute_logprobs(model: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> Tensor:
-    """The model's log-probabilities at each token of the answer, [T, V]."""
+    """Return the model's log-probabilities at each token of an answer, [T, V]."""
     logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits, dim=-1)
 
 
-def distil(
+def compute_loss(
     student: LlamaForCausalLM,
     teacher: LlamaForCausalLM,
-    optimizer: torch.optim.Optimizer,
     prompts: list[list[int]],
-    seeds: list[int],
-) -> float:
-    """One step: sample, score, differentiate, update. Returns the mean reverse KL a token."""
-    answers = [
-        sample_answer(student, prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)
-    ]
-    count = sum(len(tokens) for tokens in answers)
-    total = 0.0
-    optimizer.zero_grad()
+    answers: list[list[int]],
+) -> Tensor:
+    """Return the mean reverse KL per token of the answers."""
+    total = torch.zeros(())
     for prompt, tokens in zip(prompts, answers, strict=True):
         with torch.no_grad():
             target = compute_logprobs(teacher, prompt, tokens)
-        divergence = F.reverse_kl(compute_logprobs(student, prompt, tokens), target).sum()
-        (divergence / count).backward()
-        total += divergence.item()
-    torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-    optimizer.step()
-    return total / count
+        total = total + F.reverse_kl(compute_logprobs(student, prompt, tokens), target).sum()
+    return total / sum(map(len, answers))
 
 
 def main() -> None:
-    """Forty steps of eight prompts; the divergence falls."""
+    """Train for forty steps of eight prompts, and print the divergence."""
     student, teacher = build_tiny_model(1, 32), build_tiny_model(2, 48)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2, weight_decay=0.0)
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(2, VOCABULARY, (8, 4), generator=generator).tolist()
     for step in range(1, 41):
-        seeds = [1000 * step + place for place in range(len(prompts))]
-        divergence = distil(student, teacher, optimizer, prompts, seeds)
+        answers = [sample_answer(student, prompt, generator) for prompt in prompts]
+        loss = compute_loss(student, teacher, prompts, answers)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
         if step % 5 == 0 or step == 1:
-            print(f"step {step:2d}  reverse KL {divergence:.3f} nats a token")
+            print(f"step {step:2d}  reverse KL {loss.item():.3f} nats per token")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def train(recipe: Recipe, choose: Choice) -> list[dict[str, float]]:
                 row = rows[-1]
                 print(
                     f"step {step:2d}  {row['trained']:.0f} of {row['answers']:.0f} answers are wrong, "
-                    f"reverse KL {row.get('reverse_kl', 0.0):.2f} nats a token"
+                    f"reverse KL {row.get('reverse_kl', 0.0):.2f} nats per token"
                 )
     return rows
 

@@ -1,4 +1,4 @@
-"""Put a published claim to the test from the command line: its arms and controls, a table, a plot, a verdict."""
+"""Test a published claim from the command line: run its arms and controls, print a table, a plot and a verdict."""
 
 import sys
 from contextlib import closing
@@ -19,24 +19,22 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.command(epilog="Example: python -m laboratory signal")
 def main(
     name: Annotated[
-        str | None, typer.Argument(help="a reproduction, or the file of one; none: list them")
+        str | None, typer.Argument(help="name or file of a reproduction; none: list all")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="the form with sweeps and seeds, not the one of minutes")
+        bool, typer.Option("--full", help="run the full form with sweeps and seeds")
     ] = False,
     out: Annotated[Path, typer.Option(help="the folder of reproductions")] = Path(
         "runs/reproductions"
     ),
-    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, while memory allows")] = 2,
-    resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="parallel runs, if memory allows")] = 2,
+    resume: Annotated[bool, typer.Option("--resume", help="run only unfinished runs")] = False,
     onto: Annotated[
-        Path | None, typer.Option(help="results of the first seeds, which are not run again")
+        Path | None, typer.Option(help="stored results of the first seeds, which are skipped")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="one JSON object a line, for machines")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """Put a published claim to the test: its arms and controls, a table, a plot, a verdict."""
+    """Test a published claim: run its arms and controls, and print a verdict."""
     try:
         with spell_for_shell(), closing(open_console(as_json=as_json)) as console:
             if name is None:
@@ -53,7 +51,7 @@ def main(
             )
         if failed := len(result.results.failed):
             raise PracticumError(
-                f"runs that failed: {failed}; the verdicts stand without them; --resume tries them again"
+                f"failed runs: {failed}; the verdicts do not include them; retry them with --resume"
             )
     except PracticumError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -31,7 +31,7 @@ def judge_claim(claim: Claim, results: Results) -> tuple[Verdict, list[Judgement
 
 
 def combine_answers(answers: Sequence[Answer]) -> Verdict:
-    """Return the verdict of all tests: it holds if all say yes, and in part if one does."""
+    """Return the verdict of all tests: a claim holds if all pass, and in part if one passes."""
     if all(answer == "missing" for answer in answers):
         return "not run"
     if all(answer == "yes" for answer in answers):
@@ -44,7 +44,7 @@ def combine_answers(answers: Sequence[Answer]) -> Verdict:
 
 
 def judge_test(test: Test, results: Results) -> Judgement:
-    """Judge one test; a test whose arms did not run is `missing`."""
+    """Judge one test; a test is `missing` if its arms did not run."""
     return _JUDGES[type(test)](test, results)
 
 
@@ -54,9 +54,9 @@ def _judge_interval(
     decide: Callable[[Interval], Answer],
     render: Callable[[Interval], str],
 ) -> Judgement:
-    """Judge one number per seed by its interval; a single seed has none and stays unresolved.
+    """Judge one number per seed by its interval; a single seed has no interval and is unresolved.
 
-    So do two equal ones: their interval has no width, which says how coarse the measure is.
+    Two equal numbers are also unresolved: the zero width of their interval only shows that the measure is coarse.
     """
     if not values:
         return Judgement("missing", f"{label}: not run")
@@ -236,7 +236,7 @@ def _format_measure(measure: str, at: str | int) -> str:
 
 
 def _format_share(interval: Interval) -> str:
-    """Format a share, whose interval cannot exceed 0 to 1."""
+    """Format a share, with its interval clamped to [0, 1]."""
     return _PLAIN(Interval(interval.mean, max(interval.low, 0.0), min(interval.high, 1.0)))
 
 

@@ -18,12 +18,16 @@ class Config(TaskConfig):
     """The number of locks, and the length and letters of their codes."""
 
     type: Literal["laboratory.lock"] = "laboratory.lock"
-    locks: int = Field(default=4, ge=1, le=MOST_LOCKS, description="each with a code of its own")
-    length: int = Field(default=4, ge=1, le=100, description="letters of a code")
+    locks: int = Field(
+        default=4, ge=1, le=MOST_LOCKS, description="number of locks, each with its own code"
+    )
+    length: int = Field(default=4, ge=1, le=100, description="letters per code")
     letters: str = Field(
         default="abcd", min_length=2, description="the letters of codes, each once"
     )
-    seed: int | None = Field(default=None, ge=0, description="of the codes; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the codes; none: the run's seed"
+    )
     train_size: int = Field(default=256, ge=1, description="numbered tries, the locks in turn")
     heldout_size: int = Field(default=64, ge=0, description="further tries of the same locks")
 
@@ -36,9 +40,8 @@ class Config(TaskConfig):
 def build(config: Config, context: TaskContext) -> Task:
     """Build numbered tries at locks, rewarded for the complete code.
 
-    A prompt such as `B17` names the lock and the try and tells nothing of the code. Its `response`
-    is a random code, so that training on the dataset teaches the form of codes and not the right
-    one; its `answer` is the code of the lock.
+    A prompt such as `B17` names the lock and the try, and contains no information about the code. Its `response`
+    is a random code, so that training on the dataset only teaches the form of codes; its `answer` is the code of the lock.
     """
     draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "lock"))
 

@@ -67,13 +67,13 @@ def _render_section(study: LoadedReproduction, results: Results) -> str:
         lines.append(f"\n{study.spec.remarks}")
     if is_map(study):
         lines.append(
-            "\nHeld-out accuracy by learning rate, one seed each, and the monitors that spoke:\n\n"
+            "\nHeld-out accuracy by learning rate, one seed each, with the alarms raised:\n\n"
             + _render_map(study, results)
         )
     elif results.tried:
         by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
         lines.append(
-            f"\nLearning rates tried, each with one seed that does not count again{by}: "
+            f"\nLearning rates tried, each with a separate seed{by}: "
             f"{_format_tried(results, study.spec.aim)}."
         )
     if results.failed:
@@ -81,7 +81,7 @@ def _render_section(study: LoadedReproduction, results: Results) -> str:
     minutes = results.seconds / 60
     lines.append(
         f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores "
-        "beside other work."
+        "with other work running."
     )
     return "\n".join(lines)
 
@@ -114,7 +114,7 @@ def _render_arms(study: LoadedReproduction, results: Results) -> str:
         columns.append(("learning rate", [_format_rate(results, arm) for arm in abouts]))
     alarms = [_format_alarms(results, arm) for arm in abouts]
     if any(alarms):
-        columns.append(("monitors that spoke", alarms))
+        columns.append(("alarms", alarms))
     heads, cells = zip(*columns, strict=True)
     return _render_table(heads, list(zip(*cells, strict=True)))
 

@@ -83,12 +83,12 @@ class Results:
             return {}
         if name_before(measure) not in readings:
             raise DataError(
-                f"{self.name}: {measure} is known at the end of a run alone; write at: end"
+                f"{self.name}: {measure} is only measured at the end of a run; set `at: end`"
             )
         if at != "start":
             raise DataError(
-                f"{self.name}: {measure} is known at a run's start and end alone; "
-                "write at: start or at: end"
+                f"{self.name}: {measure} is only measured at a run's start and end; "
+                "set `at: start` or `at: end`"
             )
         return dict(readings[name_before(measure)])
 

@@ -40,7 +40,7 @@ def reproduce(
 
     Writes `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`. `onto` are results
     of the first seeds, which are not run again. Raises RecipeError if the folder holds a
-    reproduction and `resume` is False, or none and it is True.
+    reproduction and `resume` is False, or if it holds none and `resume` is True.
     """
     console = console or SilentConsole()
     study = load_reproduction(source)
@@ -49,11 +49,11 @@ def reproduce(
     clock = folder / "clock.json"
     if clock.is_file() != resume:
         raise RecipeError(
-            f"{shorten_path(folder)} already holds this reproduction; write --resume to go on with it, "
-            "or --out another folder"
+            f"{shorten_path(folder)} already holds this reproduction; resume it with --resume, "
+            "or set --out to another folder"
             if not resume
-            else f"{shorten_path(folder)} holds no reproduction to go on with; "
-            "leave --resume out to start it"
+            else f"{shorten_path(folder)} holds no reproduction to resume; "
+            "start it without --resume"
         )
     recorded = None if onto is None else _read_recorded(onto, study, form)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def reproduce(
 
 
 def _read_recorded(path: Path, study: LoadedReproduction, form: str) -> Results:
-    """Read results of the first seeds; RecipeError if they are of another reproduction."""
+    """Read results of the first seeds. Raises RecipeError if they are of another reproduction."""
     recorded = read_results(path)
     scale = study.spec.full if form == "full" else study.spec.quick
     num_recorded = len(recorded.seeds)
@@ -92,19 +92,19 @@ def _read_recorded(path: Path, study: LoadedReproduction, form: str) -> Results:
     } != study.spec.arms.keys():
         raise RecipeError(
             f"{shorten_path(path)}: not the {form} form of {study.name} with the same arms; "
-            "leave --onto out to run all seeds"
+            "omit --onto to run all seeds"
         )
     if list(recorded.seeds) != list(range(num_recorded)) or num_recorded >= scale.seeds:
         raise RecipeError(
-            f"{shorten_path(path)}: has the seeds {list(recorded.seeds)}, and the reproduction asks for "
-            f"{scale.seeds}; write a larger number of seeds, which are counted from 0"
+            f"{shorten_path(path)}: has the seeds {list(recorded.seeds)}, and the reproduction needs "
+            f"{scale.seeds}; set a larger number of seeds, which are counted from 0"
         )
     return recorded
 
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Let the processes of the runs import this package, whose tasks their recipes name, for the block."""
+    """Let the run processes import this package, because their recipes name its tasks."""
     before = os.environ.get("PYTHONPATH")
     root = str(Path(__file__).resolve().parents[1])
     os.environ["PYTHONPATH"] = root if before is None else f"{root}{os.pathsep}{before}"
@@ -117,7 +117,7 @@ def _importable() -> Iterator[None]:
 
 @contextmanager
 def _count_seconds(path: Path) -> Iterator[None]:
-    """Add the seconds of the block to those in the file, so that resumed calls add up."""
+    """Add the seconds of the block to the file, so that resumed calls are summed."""
     seconds = read_json(path)["seconds"] if path.is_file() else 0.0
     # Written at the start, too: the file marks the folder as one to resume after a kill.
     write_json(path, {"seconds": seconds})

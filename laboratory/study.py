@@ -1,4 +1,4 @@
-"""The definition of a reproduction: a recipe, arms that change it, and claims that the runs decide.
+"""Define a reproduction: a recipe, arms that change it, and claims that the runs decide.
 
 It is one YAML file with the keys of a recipe and of `Reproduction`. The recipe has `stages` if
 models have to be made first.
@@ -40,7 +40,7 @@ class Better(FrozenConfig):
 
 
 class Tie(FrozenConfig):
-    """Two arms differ by less than `within`: the interval of the difference is inside of it."""
+    """Two arms differ by less than `within`: the interval of the difference is inside that range."""
 
     tie: tuple[str, str]
     within: float = Field(gt=0)
@@ -148,7 +148,7 @@ class ReproductionScale(FrozenConfig):
 
 
 class Reproduction(FrozenConfig):
-    """The keys of a reproduction besides those of its recipe."""
+    """The keys of a reproduction, in addition to the keys of its recipe."""
 
     question: str
     measure: Plugin("laboratory.measures") = Field(  # type: ignore[valid-type]
@@ -230,7 +230,7 @@ def list_reproductions() -> list[str]:
 def load_reproduction(source: str | Path) -> LoadedReproduction:
     """Read a reproduction by its packaged name or from a file.
 
-    Raises RecipeError with all problems.
+    Raises RecipeError that lists all problems.
     """
     path = Path(source)
     if not path.is_file():
@@ -309,7 +309,7 @@ def list_measures(spec: Reproduction) -> list[str]:
 
 
 def list_start_measures(spec: Reproduction) -> list[str]:
-    """Return the measures that the claims need from before training, besides total accuracy."""
+    """Return the measures that the claims need before training, except total accuracy."""
     measures = [
         test.measure
         for test in spec.tests

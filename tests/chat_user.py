@@ -1,4 +1,4 @@
-"""A user of the task `served`: speaks the chat protocol with a run while it learns."""
+"""A user of the task `served`: uses the chat protocol with a run while it learns."""
 
 import http.client
 import json
@@ -70,7 +70,7 @@ def served(port: int = 8000, **changes: Any) -> dict[str, Any]:
 
 
 def talk(models: Path, out: Path, changes: dict[str, Any], *texts: str) -> Path:
-    """Run the toy recipe while a user says these words, one after the other; return its folder."""
+    """Run the toy recipe while a user sends these messages in turn; return its folder."""
     user = threading.Thread(target=Client(changes["task"]["port"]).converse, args=texts)
     user.start()
     folder = toy_run(models, out, changes).folder

@@ -1,4 +1,4 @@
-"""Tests run on one thread and are the same every time."""
+"""Run tests on one thread, with the same result every time."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ from hypothesis import settings
 from shapes import check_only_shapes
 
 check_only_shapes()
-# A write survives a process that is killed; only a machine without power loses one, and each wait for a disk takes 8 ms.
+# A write survives a process that is killed; only a power failure loses one, and each wait for a disk takes 8 ms.
 os.fsync = os.fstat
 torch.set_num_threads(1)
 settings.register_profile("practicum", derandomize=True, deadline=None, max_examples=25)
@@ -19,22 +19,22 @@ settings.load_profile("practicum")
 
 
 FEW = 4
-"""A test of so many cases runs all of them, whatever `--every` says."""
+"""A test with at most this many cases runs all of them with any `--every`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a short run leave out most cases of tests that have many."""
+    """Let a short run skip most cases of tests that have many."""
     parser.addoption(
         "--every",
         type=int,
         default=1,
-        help=f"of a test with more than {FEW} cases, run every so many",
+        help=f"of a test with more than {FEW} cases, run every n-th case",
     )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take every so many cases of a test, beginning with its first."""
+    """Run every n-th case of a test, beginning with its first."""
     every = config.getoption("every")
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -53,21 +53,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let no collection of garbage walk through what was imported: torch and transformers alone are half a million objects."""
+    """Exclude imported objects from garbage collection: torch and transformers hold half a million objects."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none, before a fixture makes a tensor there."""
+    """Skip tests that need a GPU on machines without one, before a fixture creates a tensor on the GPU."""
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("no CUDA device is at hand: torch.cuda.is_available() is False")
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `student`, which knows nothing, and `teacher`, which has begun to learn to reverse strings."""
+    """Return a folder with `student`, which is untrained, and `teacher`, which has begun to learn to reverse strings."""
     from toy import make_model
 
     folder = tmp_path_factory.mktemp("models")
@@ -78,7 +78,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def notes() -> Iterator[list[str]]:
-    """What the test's own context notes, as a console would show it."""
+    """Collect the notes of the test's own context, as a console would show them."""
     from practicum.core.notes import show_notes
 
     texts: list[str] = []
@@ -88,7 +88,7 @@ def notes() -> Iterator[list[str]]:
 
 @pytest.fixture
 def clean_tables() -> Iterator[None]:
-    """Take out of the tables of entries what the test registers."""
+    """Remove the entries that the test registers from the tables."""
     from practicum.functional.registry import TABLES
 
     tables = [table for _, table in TABLES.values()]
@@ -101,7 +101,7 @@ def clean_tables() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of four steps with evaluations; tests read it and leave it as it is."""
+    """Return the folder of a finished run of four steps with evaluations; tests only read it."""
     from toy import toy_run
 
     return toy_run(models, tmp_path_factory.mktemp("runs"), {"evaluation.prompts": 8}).folder
@@ -109,7 +109,7 @@ def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def rich(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with alarms and a doctor's word, and its page."""
+    """Return a finished run with alarms and a doctor's verdict, and its page."""
     from report_pages import copied
 
     from practicum.report import write_report
@@ -121,7 +121,7 @@ def rich(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def harmful(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which every text is hostile, and its page."""
+    """Return a run in which every text is hostile, and its page."""
     from report_pages import hostile
 
     from practicum.report import write_report

@@ -1,4 +1,4 @@
-"""Count what a call does, in place of timing it: lines of Python, and waits for numbers of a device."""
+"""Count the operations of a call, in place of timing it: bytecode steps of Python, and waits for numbers of a device."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ SOURCE = str(Path(__file__).parents[1] / "src" / "practicum")
 
 
 def count_opcodes(call: Callable[[], object]) -> int:
-    """Return the steps of Python that the library takes in the call, those of comprehensions too."""
+    """Return the bytecode steps of the library in the call, including comprehensions."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -45,7 +45,7 @@ class _CountReads(TorchDispatchMode):
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> int:
-    """Return how often the call reads a number of a tensor or copies one to the CPU.
+    """Return how often the call reads a number of a tensor or copies a tensor to the CPU.
 
     On a GPU the program waits at each of these until the device has done its work.
     """

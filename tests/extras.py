@@ -1,7 +1,7 @@
 """Use each extra through practicum: `python tests/extras.py NAME`, in an environment that has the extra.
 
-`test_package.py` runs this file, or its functions in forks. What practicum prints or writes must show that the packages did their
-part. `SERVICE` names a service with the Tinker API, for the extra that asks one.
+`test_package.py` runs this file, or its functions in forks. The output of practicum must show that the packages did their
+part. `SERVICE` names a service with the Tinker API, for the extra that uses one.
 """
 
 import importlib.util
@@ -18,15 +18,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TINY = {"hidden_size": 32, "layers": 1, "heads": 2}
 LETTERS = {"type": "reverse", "alphabet": "abcd"}
-"""A task whose letters are known to the models that are served or written here."""
+"""A task with letters that are known to the models that are served or written here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A use of an extra: the packages that it takes, and the work.
+    """A use of an extra: its packages, and the work.
 
     Not all work can be done in a fork: Ray's would share this process's connection, and the thread
-    that sends tinker's requests does not live on in one.
+    that sends tinker's requests does not exist in a fork.
     """
 
     packages: frozenset[str]
@@ -41,7 +41,7 @@ USES: dict[str, Use] = {}
 def uses(
     extra: str, *packages: str, can_fork: bool = True
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Enter a function as the use of an extra and all of its packages."""
+    """Register a function as the use of an extra and all of its packages."""
 
     def enter(work: Callable[[], None]) -> Callable[[], None]:
         USES[extra] = Use(frozenset(packages), work, can_fork)
@@ -51,7 +51,7 @@ def uses(
 
 
 def distil(**sections: Any) -> Any:
-    """Return the result of one step of tiny models; the sections replace those below."""
+    """Return the result of one step of tiny models; the sections replace the sections below."""
     import practicum
 
     return practicum.distill(
@@ -70,7 +70,7 @@ def distil(**sections: Any) -> Any:
 
 @uses("demo", "gguf")
 def use_demo() -> None:
-    """Train a student whose weights come as a GGUF file in a package."""
+    """Train a student with weights from a GGUF file in a package."""
     from practicum.models.packaged import PACKAGED, Packaged
 
     package = Path("tiny_weights")
@@ -85,7 +85,7 @@ def use_demo() -> None:
 
 
 def write_gguf(path: Path, seed: int = 0) -> None:
-    """Write a llama of one layer with random weights, in the names that llama.cpp gives them."""
+    """Write a llama of one layer with random weights, with llama.cpp's names."""
     import gguf
     import numpy as np
 
@@ -134,13 +134,13 @@ def use_remote() -> None:
 
 @uses("tasks", "reasoning-gym", "math-verify")
 def use_tasks() -> None:
-    """Train on a generator's puzzles, and score an answer that is right as mathematics only."""
+    """Train on a generator's puzzles, and score an answer that is right only as mathematics."""
     puzzles = {"type": "reasoning_gym", "generator": "chain_sum", "train_size": 4}
     assert distil(task={**puzzles, "heldout_size": 2}).summary["steps"] == 1
     rows = [{"id": f"{n}", "prompt": f"{n} of two?", "answer": "1/2"} for n in range(4)]
     Path("halves.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     jsonl = {"type": "jsonl", "path": "halves.jsonl", "verifier": "math", "heldout": 2}
-    # The run asks the verifier whether one half is 0.5 before it begins, and stops if it says no.
+    # The run asks the verifier whether one half is 0.5 before it begins, and stops if the answer is no.
     assert distil(task=jsonl).summary["steps"] == 1
 
 
@@ -163,7 +163,7 @@ def use_datasets() -> None:
 
 @uses("track", "trackio", "wandb", "tensorboard", "mlflow")
 def use_track() -> None:
-    """Track a run with each service, and look for what its client wrote."""
+    """Track a run with each service, and check what its client wrote."""
     import practicum
 
     os.environ.update(TRACKIO_DIR="trackio", WANDB_MODE="offline")
@@ -184,7 +184,7 @@ def use_track() -> None:
 
 @uses("openenv", "websockets")
 def use_openenv() -> None:
-    """An observation of a server, which counts."""
+    """Return an observation of a counting server."""
     import threading
     from pathlib import Path
 
@@ -322,7 +322,7 @@ def use_peers() -> None:
     "websockets",
 )
 def use_dev() -> None:
-    """Build the package, and hold its source to a gate or a test with each tool."""
+    """Build the package, and check its source with a gate or a test of each tool."""
     tools = {
         "build": ["--no-isolation", "--outdir", str(Path.cwd()), "."],
         "ruff": ["check", "src"],
@@ -346,11 +346,11 @@ TESTS_WITH_TOOLS = (
     "tests/server/test_verbs.py",
     "tests/server/test_protocol.py",
 )
-"""Short tests that take shapes, random inputs, schemas, mpmath, sockets, a kernel, and the service."""
+"""Short tests that use shapes, random inputs, schemas, mpmath, sockets, a kernel, and the service."""
 
 
 def draw_picture(path: Path) -> None:
-    """Draw a curve and halve its colours, as the pictures of the documentation are made."""
+    """Draw a curve and halve its colours, as for the pictures of the documentation."""
     import matplotlib
     from PIL import Image
 

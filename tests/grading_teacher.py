@@ -15,18 +15,18 @@ CAN = Capabilities(signals=frozenset(), supports=frozenset(), follows_student=Fa
 
 
 class Config(TeacherConfig):
-    """Nothing to set."""
+    """The plug-in has no settings."""
 
     type: Literal["grading_teacher:Plugin"] = "grading_teacher:Plugin"
 
     def capabilities(self) -> Capabilities:
-        """Text alone."""
+        """Return the capabilities of a teacher that only writes text."""
         return CAN
 
 
 @dataclass(frozen=True, slots=True)
 class GradingTeacher(Teacher):
-    """See the module."""
+    """A teacher that grades by the sum of digits."""
 
     capabilities: Capabilities = CAN
 
@@ -47,12 +47,12 @@ def _write(question: str) -> Sample:
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Return the teacher, which needs nothing."""
+    """Return the teacher, which needs no context."""
     return GradingTeacher()
 
 
 class Plugin:
-    """The module as a plug-in: its name alone has no dot."""
+    """The module as a plug-in: its bare name has no dot."""
 
     Config = Config
     build = staticmethod(build)

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class HubDouble:
-    """The double and what it holds: `files` by repository and path; `refuse` maps the start of a path to a status."""
+    """The double and its contents: `files` by repository and path; `refuse` maps the start of a path to a status."""
 
     token: str = "hf_doubletoken"
     refuse: dict[str, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class HubDouble:
         self._server.server_close()
 
     def answer(self, path: str, body: bytes) -> tuple[int, Any]:
-        """The status and the JSON of a request."""
+        """Return the status and the JSON of a request."""
         for start, status in self.refuse.items():
             if path.startswith(start):
                 return status, {"error": f"the double refuses {self.token}"}
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = _answer
 
     def _read_body(self) -> bytes:
-        """The body, which is chunked if a file is streamed."""
+        """Return the body, which is chunked if a file is streamed."""
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
         body = b""
@@ -127,4 +127,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Print nothing."""

@@ -1,5 +1,6 @@
-"""The generated parts of docs/methods.md: every paper's recipe with its axes, its claim, where its formula is
-from, and what was measured here."""
+"""The generated parts of docs/methods.md: every paper's recipe with its axes, its claim, the source of its formula,
+and the results measured here.
+"""
 
 from functools import cache
 from typing import Any
@@ -30,17 +31,17 @@ FORMULA = {
     "second_hand": "second hand",
     "ours": "ours",
 }
-"""Where a recipe's loss was read, in the words of the page."""
+"""The source of a recipe's loss, in the wording of the page."""
 
 
 @cache
 def _recipe(name: str) -> Recipe:
-    """Return a recipe of the package, read once for all lines of the page."""
+    """Return a recipe of the package; it is read once for all lines of the page."""
     return load_recipe(name)
 
 
 def rows() -> list[list[str]]:
-    """One row a paper's recipe, by family: its name, its paper, its axes, and what was measured."""
+    """Return one row per paper recipe, by family: its name, its paper, its axes, and the measured results."""
     return [
         [
             f"[{short(name)}](#{short(name)})",
@@ -56,12 +57,12 @@ def rows() -> list[list[str]]:
 
 
 def sections() -> str:
-    """A section a recipe: what it is, what the paper claims, what differs here, and what was measured."""
+    """Return one section per recipe: a description, the paper's claim, differences, and the measured results."""
     return "\n".join(_section(name) for name in PAPERS)
 
 
 def teams() -> list[list[str]]:
-    """One row a pipeline: its stages, its paper, and what it leaves out."""
+    """Return one row per pipeline: its stages, its paper, and the parts that are left out."""
     found = []
     for name in TEAMS:
         data = read_recipe(find_recipe(name))
@@ -79,12 +80,12 @@ def teams() -> list[list[str]]:
 
 
 def short(name: str) -> str:
-    """The recipe's name as a heading."""
+    """Return the recipe's name as a heading."""
     return name.removeprefix("papers/")
 
 
 def source(paper: str) -> str:
-    """A link to where the method is described."""
+    """Return a link to the description of the method."""
     if "://" in paper:
         return f"[{paper.split('/')[2].removeprefix('www.')}]({paper})"
     return ", ".join(
@@ -93,7 +94,7 @@ def source(paper: str) -> str:
 
 
 def measured(name: str) -> str:
-    """The line of the recipe as it is, in words; empty where it was not measured since it changed."""
+    """Describe the stored result of the current recipe; empty if it was not measured since it changed."""
     line = _line(name)
     if line is None:
         return ""
@@ -101,7 +102,7 @@ def measured(name: str) -> str:
         f"accuracy {line['accuracy_before']:.2f} to {line['accuracy_after']:.2f}",
         f"gain {_gain(line)}",
     ]
-    # A teacher that shows what earlier steps left behind has nothing to say before the first.
+    # A teacher that shows results of earlier steps gives no signal before the first step.
     divergences = [line["reverse_kl_before"], line["reverse_kl_after"]]
     shown = [f"{divergence:.2f}" for divergence in divergences if divergence is not None]
     if shown:
@@ -112,7 +113,7 @@ def measured(name: str) -> str:
 
 
 def controls() -> list[list[str]]:
-    """Return one row a recipe that joins a reward and a teacher: what its control learns from, both gains, and what differs."""
+    """Return one row per recipe with a reward and a teacher: the control's signal, both gains, and their difference."""
     found = []
     for name in PAPERS:
         control = build_control(_recipe(name))
@@ -140,11 +141,11 @@ def _gains(line: dict[str, Any]) -> list[float]:
 
 
 def adds(line: dict[str, Any], control: dict[str, Any]) -> str:
-    """Return what the teacher adds to the gain, paired over seeds, or that the seeds do not resolve it."""
+    """Describe what the teacher adds to the gain, paired over seeds, or that the seeds do not resolve it."""
     pairs = zip(_gains(line), _gains(control), strict=True)
     found = t_interval([with_teacher - without for with_teacher, without in pairs])
     if found is None:
-        return "one seed does not say what the teacher adds"
+        return "one seed does not show what the teacher adds"
     if not contains_zero(found) and found.mean < 0:
         return f"the teacher costs {-found.mean:.2f} [{-found.high:.2f}, {-found.low:.2f}]"
     size = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
@@ -153,13 +154,13 @@ def adds(line: dict[str, Any], control: dict[str, Any]) -> str:
 
 
 def _line(name: str) -> dict[str, Any] | None:
-    """Return the line of a recipe as it is, None where it was not measured since it changed."""
+    """Return the stored line of the current recipe; None if it was not measured since it changed."""
     line = read_lines().get((False, name))
     return line if line and line["of"] == fingerprint(_recipe(name)) else None
 
 
 def _control_line(name: str) -> dict[str, Any] | None:
-    """Return the line of a recipe's control as it is, None where it has none or was not measured since it changed."""
+    """Return the line of the current recipe's control; None without a control or a measurement since the last change."""
     control = build_control(_recipe(name))
     by_fingerprint = {
         line["of"]: line for (is_control, _), line in read_lines().items() if is_control

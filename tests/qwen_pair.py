@@ -1,4 +1,4 @@
-"""Folders of a tiny Qwen2 and a tiny Qwen3: one byte-level BPE, the second with four more tokens, padded unlike."""
+"""Write folders of a tiny Qwen2 and a tiny Qwen3: one byte-level BPE, four more tokens in the second, other padding."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ QUESTIONS = [f"{a} plus {b}" for a in range(1, 6) for b in range(1, 4)]
 
 
 def build_tokenizer(role: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with the control tokens of ChatML, and those of `MORE` for the teacher."""
+    """Build a byte-level BPE with the control tokens of ChatML, plus the tokens of `MORE` for the teacher."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,7 +96,7 @@ def write_pair(folder: Path) -> Path:
 
 
 def pair_recipe(folder: Path, **sections: Any) -> dict[str, Any]:
-    """A recipe of three steps for the pair; `sections` replace those of the recipe."""
+    """Return a recipe of three steps for the pair; `sections` replace sections of the recipe."""
     return {
         "name": "pair",
         "student": {"model": str(folder / "student")},

@@ -1,4 +1,4 @@
-"""Run folders for the tests of the page: everything in them that a page can show, and text that would do harm."""
+"""Run folders for the tests of the page: everything that a page can show, and harmful text."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ ALARMS: list[dict[str, Any]] = [
 DOCTOR: dict[str, Any] = {
     "verdict": {
         "word": "GO",
-        "meaning": "nothing stands in the way",
+        "meaning": "no check found a problem",
         "exit_code": 0,
         "because": [],
         "advice": "",
@@ -56,7 +56,7 @@ DOCTOR: dict[str, Any] = {
 
 
 def copied(run: Path, folder: Path) -> Path:
-    """A run's folder of one's own, with alarms and the doctor's word beside what the run wrote."""
+    """Copy a run folder, and add alarms and the doctor's verdict."""
     shutil.copytree(run, folder)
     (folder / "alarms.jsonl").write_text("".join(json.dumps(alarm) + "\n" for alarm in ALARMS))
     (folder / "doctor.json").write_text(json.dumps(DOCTOR))
@@ -64,7 +64,7 @@ def copied(run: Path, folder: Path) -> Path:
 
 
 def edit(path: Path, change: Any) -> None:
-    """Change a JSON file: `change` gets its value and mends it in place."""
+    """Change a JSON file: `change` gets its value and edits it in place."""
     value = json.loads(path.read_text())
     change(value)
     path.write_text(json.dumps(value))
@@ -79,7 +79,7 @@ def edit_rows(path: Path, change: Any) -> None:
 
 
 def hostile(run: Path, folder: Path) -> Path:
-    """A run's folder in which every text would do harm if it were obeyed."""
+    """Return a run folder in which every text would do harm if it were executed."""
     copied(run, folder)
 
     def summary(value: dict[str, Any]) -> None:

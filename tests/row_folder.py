@@ -12,7 +12,7 @@ from practicum.types import Prompt
 
 
 class Folder:
-    """Writes rows into a folder and builds the task of a recipe that lies in it."""
+    """Writes rows into a folder and builds the task of a recipe in that folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

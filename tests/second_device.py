@@ -1,7 +1,7 @@
-"""A second device in this process: tensors that hold tensors of the CPU and refuse to meet them.
+"""A second device in this process: tensors that wrap tensors of the CPU and refuse to mix with them.
 
-What computes on it would compute on a GPU: a tensor that was made on the wrong device, or that never moved, is an
-error as it is there. Every transfer and every value that the program waits for is counted. The numbers are the CPU's.
+Code that runs on it would run on a GPU: a tensor that was created on the wrong device, or that never moved, is an
+error as on a GPU. Every transfer and every value that the program waits for is counted. The numbers are the CPU's.
 """
 
 import functools
@@ -18,7 +18,7 @@ INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 
 
 class _DeviceModule:
-    """What torch asks a device of."""
+    """The calls that torch makes to a device module."""
 
     def is_available(self) -> bool:
         return True
@@ -36,7 +36,7 @@ class _DeviceModule:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """It has no random numbers of its own."""
+        """Do nothing: the device has no separate random numbers."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
@@ -110,7 +110,7 @@ class SecondTensor(Tensor):
 
     @classmethod
     def _move_index(cls, index: Tensor | None) -> Tensor | None:
-        """A device's tensor may be indexed by one of the CPU, which is transferred."""
+        """Transfer a CPU index: a tensor of the device may be indexed by one."""
         if index is None or isinstance(index, cls):
             return index
         cls.counts["from the CPU"] += 1
@@ -118,7 +118,7 @@ class SecondTensor(Tensor):
 
 
 def _unwrap(value: Any) -> Any:
-    """Return the numbers of a tensor, or of each in a list; a scalar of the CPU may meet any device."""
+    """Return the numbers of a tensor, or of each in a list; a scalar of the CPU may be combined with any device."""
     if isinstance(value, SecondTensor):
         return value.held
     if isinstance(value, Tensor) and value.dim() > 0:
@@ -148,12 +148,12 @@ def _make_strided(size: Any, stride: Any, dtype: Any = None, **layout: Any) -> T
 
 
 def _make_range(*bounds: Any, dtype: Any = None, **layout: Any) -> Tensor:
-    """A range of its final size: torch's own begins with none and resizes it, which a wrapper cannot."""
+    """Make a range of its final size: torch's own begins empty and resizes it, which a wrapper cannot do."""
     return SecondTensor(torch.arange(*bounds, dtype=dtype))
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `torch.tensor(..., device=...)` calls."""
+    """Copy a CPU tensor, as `torch.tensor(..., device=...)` does."""
     SecondTensor.counts["from the CPU"] += 1
     target.held.copy_(getattr(source, "held", source))  # type: ignore[attr-defined]
     return target

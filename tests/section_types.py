@@ -122,5 +122,5 @@ def format_module() -> str:
 
 
 def write_module() -> None:
-    """Write the module anew."""
+    """Rewrite the module."""
     TARGET.write_text(format_module(), encoding="utf-8")

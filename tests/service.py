@@ -1,4 +1,4 @@
-"""Our own service on a port of this machine, in a thread, for tests of what asks one."""
+"""Our own service on a port of this machine, in a thread, for tests of its clients."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ LEFT_OPEN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableException
 
 @dataclass
 class Served:
-    """A service of the models `student` and `teacher`; it can be stopped and started again at the same address."""
+    """A service of the models `student` and `teacher`; it can be stopped and restarted at the same address."""
 
     models: Path
     out: Path
@@ -56,7 +56,7 @@ class Served:
             time.sleep(0.01)
 
     def _run(self, served: Mapping[str, ModelConfig]) -> None:
-        """Serve until told to stop; in a thread of its own nobody's notes but the service's are heard."""
+        """Serve until told to stop, in a separate thread, which only receives the notes of the service."""
         from practicum.core.access import Admission
         from practicum.server.app import build_app
         from practicum.server.service import Service
@@ -76,14 +76,14 @@ class Served:
             self._server.run(sockets=[self._listener])
 
     def stop(self) -> None:
-        """Stop listening; what was learned is saved, as `practicum serve` does it when it is told to stop."""
+        """Stop listening; trained weights are saved, as `practicum serve` does when it is told to stop."""
         self._server.should_exit = True
         self._thread.join(30)
         self._listener.close()
 
 
 def assert_same_but_rounding(one: Path, other: Path) -> None:
-    """Two runs drew the same tokens and learned the same from them: a service's batches decide the last digits alone."""
+    """Assert that two runs drew the same tokens and learned the same: a service's batches only change the last digits."""
     mine, theirs = rows(one / "rollouts.jsonl"), rows(other / "rollouts.jsonl")
     assert [row["tokens"] for row in mine] == [row["tokens"] for row in theirs]
     for row, twin in zip(rows(one / "metrics.jsonl"), rows(other / "metrics.jsonl"), strict=True):
@@ -92,11 +92,11 @@ def assert_same_but_rounding(one: Path, other: Path) -> None:
 
 @contextlib.contextmanager
 def serving(models: Path, out: Path, token: str | None = None) -> Iterator[Served]:
-    """A service until the block ends."""
+    """Run a service until the block ends."""
     served = Served(models, out, token)
     served.start()
     try:
         yield served
     finally:
         served.stop()
-        gc.collect()  # what the package leaves open is found now, within the test that asked it
+        gc.collect()  # leftovers of the package are found now, within the test that used it

@@ -1,9 +1,9 @@
-"""Shapes are checked wherever a signature or a dataclass names one, and nothing else is checked while tests run.
+"""Check shapes wherever a signature or a dataclass names one, and check nothing else while tests run.
 
-The import hook of jaxtyping wraps every function of the package, and a wrapped call binds its arguments anew. Nine functions
-in ten have no tensor, and wrapping those takes half of the time of the tests. Of the others a call is checked if no earlier one
-had arguments and a result of the same types and shapes: checking all of them takes a third of what is left. `make check` sets
-JAXTYPING_DISABLE=1 and does without.
+The import hook of jaxtyping wraps every function of the package, and each wrapped call binds its arguments again. Nine functions
+in ten have no tensor, and wrapping them takes half of the time of the tests. A call of the remaining functions is checked if no
+earlier call had arguments and a result of the same types and shapes: checking all of them takes a third of the remaining time.
+`make check` sets JAXTYPING_DISABLE=1 and runs without checks.
 """
 
 import gc
@@ -47,10 +47,10 @@ def check_only_shapes() -> None:
 
 
 def take_turns_to_parse() -> None:
-    """Let one module at a time be parsed, and nothing in between: Python 3.11 counts the depth of all its parsers in one place.
+    """Let one module at a time be parsed, without garbage collection: Python 3.11 shares one depth counter between all its parsers.
 
-    A service and its client import in two threads of a test. A collected object that warns prints a traceback, whose lines
-    are parsed too (`SystemError`, github.com/python/cpython/issues/106905).
+    A service and its client import in two threads of a test. A collected object that warns prints a traceback, and the lines
+    of the traceback are parsed too (`SystemError`, github.com/python/cpython/issues/106905).
     """
     lock, parse = Lock(), _JaxtypingLoader.source_to_code
 
@@ -66,14 +66,14 @@ def take_turns_to_parse() -> None:
 
 
 def names_a_shape(definition: Any) -> bool:
-    """Whether an annotation of this function or class has a shape in it."""
+    """Return whether an annotation of this function or class contains a shape."""
     return any(
         "jaxtyping." in str(annotation) for annotation in get_annotations(definition).values()
     )
 
 
 def looks_inside(annotation: Any) -> bool:
-    """Whether a check of this annotation looks at more than `describe` tells: listed values, or an element at random."""
+    """Return whether a check of this annotation reads more than `describe` returns: listed values, or a random element."""
     if "typing.Literal" in str(annotation):
         return True
     if get_origin(annotation) in (Union, UnionType, tuple) and ... not in get_args(annotation):
@@ -82,7 +82,7 @@ def looks_inside(annotation: Any) -> bool:
 
 
 class _Waiting:
-    """Stands for a function while shapes are checked around it: does in each thread what waits there to be done."""
+    """Replaces a function while shapes are checked around it; runs the waiting work of the current thread."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
@@ -104,11 +104,11 @@ class _Waiting:
 
 
 CHECKS: dict[Any, tuple[_Waiting, Callable[..., Any], dict[Any, set[Any]]]] = {}
-"""What checks a function, and what was right; a function within another is defined anew with each call."""
+"""The check of each function, and the calls that passed; an inner function is defined again with each call."""
 
 
 def check_each_once(function: Callable[..., Any], wrap: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return the function with checked shapes; what was right once is not checked again where types and shapes are the same."""
+    """Return the function with checked shapes; a passed combination of types and shapes is not checked again."""
     if isgeneratorfunction(function):
         return wrap(function)
     inside = {name for name, hint in get_annotations(function).items() if looks_inside(hint)}
@@ -150,12 +150,12 @@ def describe_inside(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value), frozenset(map(describe_inside, value))
     if isinstance(value, Sequence | Mapping):
-        return object()  # equal to no other: to read all of it may be work
+        return object()  # equal to nothing else: reading all of it may be slow
     return describe(value)
 
 
 def describe(value: Any) -> Any:
-    """Describe all that a check of shapes sees of a value whose elements are not listed."""
+    """Describe everything that a check of shapes sees of a value with unlisted elements."""
     if isinstance(value, Tensor):
         return type(value), value.dtype, value.shape
     if type(value) is tuple:

@@ -1,4 +1,4 @@
-"""A server on loopback that scores as its model does, in the dialect it is told, with faults played in the order of a script."""
+"""A server on loopback that scores as its model does, in the dialect it is given, with scripted faults."""
 
 import base64
 import fcntl
@@ -25,14 +25,14 @@ from practicum.models.config import ModelConfig
 from practicum.types import SampleRequest, SamplingParams
 
 Fault = Callable[["Handler", bytes], bytes | None]
-"""Answers in the server's place, given what it would have said (None), or changes that."""
+"""Answers in the server's place, given its normal answer (None), or changes that answer."""
 
 Model = Callable[[Sequence[int]], Tensor]
-"""The log-probabilities [T, V] of each token of a text given those before it."""
+"""The log-probabilities [T, V] of each token of a text given the tokens before it."""
 
 
 def table(vocabulary: int = 11, seed: int = 0) -> Model:
-    """A model that knows the last token only."""
+    """Return a model that only reads the last token."""
     rows = torch.randn(
         vocabulary + 1, vocabulary, generator=torch.Generator().manual_seed(seed)
     ).log_softmax(-1)
@@ -52,7 +52,7 @@ class FolderModel:
         return torch.cat([torch.zeros(1, model.vocab_size), logits[:-1]]).log_softmax(-1)
 
     def stream(self, ids: Sequence[int]) -> Tensor:
-        """What the last layer gives out, before the last norm."""
+        """Return the output of the last layer, before the last norm."""
         kept: list[Tensor] = []
         model: Any = self.loaded.language_model.model
         hook = model.model.layers[-1].register_forward_hook(
@@ -79,7 +79,7 @@ class FolderModel:
 
 @dataclass
 class Stub:
-    """The server and what it did; `script` holds what happens to the next questions, None: nothing."""
+    """The server and its log; `script` lists the faults of the next questions, None for no fault."""
 
     model: Any = field(default_factory=table)
     dialect: str = "vllm"
@@ -134,7 +134,7 @@ class Stub:
             self._server = None
 
     def scored(self) -> list[Any]:
-        """The bodies of the scoring questions."""
+        """Return the bodies of the scoring questions."""
         return [
             body
             for path, body in self.asked
@@ -142,7 +142,7 @@ class Stub:
         ]
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
-        """Status and JSON of a healthy answer."""
+        """Return status and JSON of a healthy answer."""
         if path == "/v1/models":
             return 200, {
                 "data": [{"id": self.name, "owned_by": self.dialect, "max_model_len": self.context}]
@@ -220,7 +220,7 @@ class Stub:
             }
         rows = self._logprobs(ids, body["temperature"])
         if k > rows.shape[1]:
-            return 500, {"error": {"message": "the engine died"}}  # as vLLM's does
+            return 500, {"error": {"message": "the engine died"}}  # as in vLLM
         tops = rows.topk(k, dim=-1).indices.tolist() if k else [[] for _ in ids]
         if self.dialect == "vllm":
             given = [
@@ -280,7 +280,7 @@ class Stub:
                     "output_token_logprobs": [[-1.0, 3, None]],
                 }
                 return 200, {"text": "", "meta_info": about}
-            # SGLang takes no seed, so the same prompt stands for one.
+            # SGLang takes no seed, so the prompt replaces it.
             (tokens, logprobs, stopped) = self.model.write(
                 ids, params["max_new_tokens"], len(ids), params["temperature"]
             )
@@ -329,13 +329,13 @@ class Stub:
 
 
 class Server(ThreadingHTTPServer):
-    """Threads that end with the process; broken pipes are the client's good right."""
+    """Runs threads that end with the process; clients may break pipes."""
 
     daemon_threads = True
     request_queue_size = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -345,7 +345,7 @@ class Handler(BaseHTTPRequestHandler):
     owner: Stub
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         self._reply(None)
@@ -384,7 +384,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def status(code: int, body: bytes = b"", **headers: str) -> Fault:
-    """Another status than 200."""
+    """Return another status than 200."""
 
     def fault(handler: Handler, _: bytes) -> None:
         handler.send(code, body, **headers)
@@ -393,7 +393,7 @@ def status(code: int, body: bytes = b"", **headers: str) -> Fault:
 
 
 def changed(edit: Callable[[Any], Any]) -> Fault:
-    """The right answer with something changed in it; `edit` changes in place or gives another back."""
+    """Change something in the right answer; `edit` changes in place or returns another answer."""
 
     def fault(_: Handler, data: bytes) -> bytes:
         answer = json.loads(data)
@@ -404,12 +404,12 @@ def changed(edit: Callable[[Any], Any]) -> Fault:
 
 
 def raw(body: bytes) -> Fault:
-    """Status 200 and these very bytes."""
+    """Return status 200 and exactly these bytes."""
     return lambda _, __: body
 
 
 def late(seconds: float) -> Fault:
-    """The right answer after a while."""
+    """Return the right answer after a delay."""
 
     def fault(_: Handler, data: bytes) -> bytes:
         time.sleep(seconds)
@@ -419,7 +419,7 @@ def late(seconds: float) -> Fault:
 
 
 def drip(seconds: float) -> Fault:
-    """Good headers, and then a byte now and then."""
+    """Send good headers, and then a byte now and then."""
 
     def fault(handler: Handler, data: bytes) -> None:
         handler.send_response(200)
@@ -437,7 +437,7 @@ def drip(seconds: float) -> Fault:
 
 
 def flood(handler: Handler, _: bytes) -> None:
-    """Far more than any answer needs, in pieces and without a length."""
+    """Send far more than any answer needs, in pieces and without a length."""
     handler.send_response(200)
     handler.send_header("Connection", "close")
     handler.end_headers()
@@ -447,6 +447,6 @@ def flood(handler: Handler, _: bytes) -> None:
 
 
 def hang_up(handler: Handler, _: bytes) -> None:
-    """The connection is closed without a word."""
+    """Close the connection without an answer."""
     handler.close_connection = True
     handler.connection.close()

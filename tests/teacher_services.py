@@ -1,4 +1,4 @@
-"""What a run does for its teachers, from functions."""
+"""Services of a run for its teachers, as functions."""
 
 from collections.abc import Callable
 from typing import Any

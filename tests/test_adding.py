@@ -1,4 +1,4 @@
-"""What docs/adding.md says of another package's parts: each is one file, which a recipe names and nothing else has to know."""
+"""The examples of docs/adding.md for parts of other packages: each is one file that a recipe names, without registration."""
 
 import json
 import re
@@ -54,7 +54,7 @@ ADDITIONS = {
 
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
-    """Writes one file of the page where modules are looked for, and gives the folder."""
+    """Write one file of the page to the module path, and return the folder."""
     site = tmp_path / "site"
     (site / "my_parts").mkdir(parents=True)
     loaded = [name for name in sys.modules if name.partition(".")[0] == "my_parts"]
@@ -132,7 +132,7 @@ PUBLISHED = {
 
 @pytest.fixture
 def publish() -> Iterator[Callable[[Path, str, str], None]]:
-    """Lets a folder be an installed package that publishes one part of it."""
+    """Let a folder be an installed package that publishes one part of it."""
 
     def published(site: Path, kind: str, name: str) -> None:
         data = site / "my_parts-1.0.dist-info"
@@ -207,7 +207,7 @@ def test_a_published_part_that_fails_harms_no_other(add: Any, publish: Any) -> N
         summary = next(row["summary"] for row in list_names(kind) if row["name"] == "bad")
         assert summary.startswith("cannot be used: module 'my_parts.bad' fails"), summary
     assert "bad" in build_schema()["$defs"][SOURCES]["anyOf"][0]["enum"]
-    with pytest.raises(ValueError, match=r"'my_parts\.bad' is none of the sources: module"):
+    with pytest.raises(ValueError, match=r"'my_parts\.bad' is not one of the sources: module"):
         TypeAdapter(SourceChoice).validate_python("bad")
 
 

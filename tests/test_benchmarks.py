@@ -1,4 +1,4 @@
-"""The benchmarks count right, say what is missing, and their page shows what was recorded."""
+"""The benchmarks count correctly, report missing parts, and their page shows the recorded results."""
 
 import json
 import subprocess
@@ -295,7 +295,7 @@ def _list_types(section: object) -> set[str]:
 
 @pytest.mark.long
 def test_every_part_has_a_tiny_run():
-    """All sources, signals, scorers, notes and kinds of teachers are in the digests of some run."""
+    """Check that the digests of runs cover all sources, signals, scorers, notes and kinds of teachers."""
     found: dict[str, set[str]] = {}
     for name in digests.list_runs(None):
         recipes = digests.build_recipes(name)
@@ -431,7 +431,7 @@ def test_a_gpu_run_keeps_its_lines_when_it_is_cut_or_a_part_fails(
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "A GPU 80GB")
     monkeypatch.setattr(gpu.torch.cuda, "empty_cache", lambda: None)
-    # It also adds lines to the page of performance, which is not this test's.
+    # It also adds lines to the page of performance, which another test covers.
     monkeypatch.setattr(gpu, "open_session", lambda name, options: measuring.Session(name))
     monkeypatch.setattr(sys, "argv", ["gpu", "--record", "--folder", str(tmp_path)])
     monkeypatch.setattr(
@@ -489,7 +489,7 @@ def test_only_packages_that_a_gpu_machine_lacks_are_downloaded(tmp_path: Path):
 
 
 def test_the_shapes_of_a_gpu_run_are_those_of_qwen3():
-    """Parameters as the model cards count them: with the embedding, tied or not."""
+    """Count parameters as the model cards do: with the embedding, tied or not."""
     billions = {
         name: (shape.body + shape.head * (1 if shape.tied else 2)) / 1e9
         for name, shape in gpu_models.SHAPES.items()
@@ -586,7 +586,7 @@ def test_a_controls_line_stands_whatever_its_teacher_saw_and_its_recipe_says() -
 
 
 def test_a_new_setting_does_not_make_the_measured_lines_stale() -> None:
-    """One stale line is a changed recipe. Many are a setting that was renamed or added, and the lines should be carried."""
+    """Explain a failure: one stale line is a changed recipe; many are a renamed or added setting, and the lines are carried."""
     lines = [line for (off, _), line in papers.read_lines().items() if not off][::9]
     stale = [
         line["recipe"]
@@ -609,7 +609,7 @@ def test_what_joins_a_reward_and_a_teacher_is_measured_without_the_teacher_too()
     for (is_off, name), line in lines.items():
         control = build_control(recipe := load_recipe(name))
         is_stale = papers.fingerprint(recipe) != line["of"]
-        # One seed does not say what a teacher adds, with or without a control.
+        # One seed does not show what a teacher adds, with or without a control.
         if is_off or is_stale or control is None or len(line["seeds"]) == 1:
             continue
         assert off.get(papers.fingerprint(control)) == line["seeds"], name

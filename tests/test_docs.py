@@ -1,7 +1,7 @@
-"""The documentation says what the code does: tables are generated, links lead somewhere, examples run.
+"""The documentation matches the code: tables are generated, links resolve, examples run.
 
-`python -m tests.test_docs` rewrites the generated parts. They stand between `<!-- generated: NAME -->` and
-`<!-- end of generated -->`. A yaml block names in its first line what it is: `# objective`, `# recipe`, `# pipeline`,
+`python -m tests.test_docs` rewrites the generated parts, which are between `<!-- generated: NAME -->` and
+`<!-- end of generated -->`. A yaml block names its kind in its first line: `# objective`, `# recipe`, `# pipeline`,
 `# extends` (a packaged recipe), `# setting` or `# overrides` (of the recipe smoke/toy). A python block runs, unless its
 first line is `# file: FOLDER/NAME.py`, in which case it is written to that file for the blocks after it.
 """
@@ -70,7 +70,7 @@ GENERATED = re.compile(
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
-# Meanings of recipe keys whose fields have no description.
+# Meanings of recipe keys with fields that have no description.
 MEANINGS = {
     "Recipe.name": "the run folder's name; without it, the recipe file's",
     "Recipe.about": "one line for `practicum ls` and the report",
@@ -88,7 +88,7 @@ MEANINGS = {
     "RolloutConfig.max_new_tokens": "maximum tokens of a completion, stop token included",
     "RolloutConfig.temperature": "of sampling only; the loss is always at temperature 1",
     "RolloutConfig.top_p": "nucleus; 1 keeps every token",
-    "RolloutConfig.top_k": "the k likeliest tokens; 0 keeps every token",
+    "RolloutConfig.top_k": "the k most likely tokens; 0 keeps every token",
     "OptimizerConfig.learning_rate": "its maximum",
     "OptimizerConfig.schedule": "its shape after the warm-up; `linear` and `cosine` end near 0",
     "OptimizerConfig.warmup_steps": "steps of the linear rise from 0",
@@ -131,7 +131,7 @@ MEANINGS = {
 
 
 def generated(name: str) -> str:
-    """The text that belongs between the markers of `name`."""
+    """Return the text that belongs between the markers of `name`."""
     kind, _, which = name.partition(" ")
     return GENERATORS[kind](which) if which else GENERATORS[kind]()
 
@@ -168,7 +168,7 @@ def _divergences() -> str:
 
 
 def _templates() -> str:
-    """What becomes of conversations with published chat templates, one row for each outcome of the switches."""
+    """Return one row for each outcome of the switches, for conversations with published chat templates."""
     table = json.loads(
         (ROOT / "tests" / "text" / "template_table.json").read_text(encoding="utf-8")
     )
@@ -206,7 +206,7 @@ def _samples() -> str:
 
 def _advantages() -> str:
     rows = [[f"`{e.name}`", e.summary, _arxiv(e.paper)] for e in ADVANTAGES.values()]
-    return _table(["advantage", "of each completion among those of its prompt", "paper"], rows)
+    return _table(["advantage", "of each completion within the group of its prompt", "paper"], rows)
 
 
 def _pair_losses() -> str:
@@ -321,7 +321,7 @@ def _sources() -> str:
 
 
 def _parameters(call: type[BaseModel]) -> str:
-    """The parameters of a call with their defaults, where they have one."""
+    """Describe the parameters of a call with their defaults."""
     fields = {key: field for key, field in call.model_fields.items() if key != "type"}
     return ", ".join(
         f"`{key}`" if field.is_required() else f"`{key}` = {field.default}"
@@ -355,7 +355,7 @@ def _keys(which: str) -> str:
 
 
 def _monitors() -> str:
-    """Every monitor: its rule with its thresholds, what follows, and how well supported the thresholds are."""
+    """Describe every monitor: its rule with its thresholds, what follows, and how well supported the thresholds are."""
     rows = [
         [
             monitor.id,
@@ -383,7 +383,7 @@ def _monitors() -> str:
 
 
 def _plugins(room: str) -> str:
-    """Every plug-in of a room with its summary and its keys."""
+    """List every plug-in of a package with its summary and its keys."""
     parts = []
     for name in plugins.list_plugins(room):
         module = plugins.load_plugin(room, name)
@@ -409,7 +409,7 @@ def _key_table(model: type[BaseModel]) -> str:
 
 
 def _meaning(model: type[BaseModel], key: str) -> str:
-    """From `MEANINGS`, by the class's name, by a base's, or by the plug-in's for a class named Config."""
+    """Find the meaning in `MEANINGS`: by the class's name, a base class's, or the plug-in's for a class named Config."""
     names = [
         f"{model.__module__.rpartition('.')[2]}.{key}",
         *(f"{base.__name__}.{key}" for base in model.__mro__),
@@ -461,7 +461,7 @@ def _commands() -> str:
 
 
 def _floors() -> str:
-    """Return the package as a tree: its rooms from the top layer down, each with the first line of its docstring."""
+    """Return the package as a tree: its subpackages from the top layer down, each with the first line of its docstring."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
         "importlinter"
     ]
@@ -524,7 +524,7 @@ def _families() -> str:
         if "not run" in found:
             not_run.setdefault(found["not run"], []).append(f"`{found['model_type']}`")
             continue
-        # Steps and exports are only tried with the families that have a name.
+        # Steps and exports are only tried with the named families.
         absent = "" if found["load"] == "yes" else "no"
         cells = [
             found[column] if found.get(column) == "yes" else "no" if column in found else absent
@@ -565,7 +565,7 @@ def _recipes() -> str:
 
 
 def _settings() -> str:
-    """The table of settings: two lines for each row, of all weights and of adapters."""
+    """Return the table of settings: two lines for each row, one for all weights and one for adapters."""
     rows = []
     for row in SETTINGS:
         shared = [
@@ -584,14 +584,14 @@ def _settings() -> str:
 
 
 def _measured_rates() -> str:
-    """What each learning rate did to the packaged 135M model."""
+    """Describe the effect of each learning rate on the packaged 135M model."""
     record = json.loads(settings.RECORD.read_text(encoding="utf-8"))
     outcomes = [settings.Outcome(**outcome) for outcome in record["runs"]]
     return _table(settings.HEAD, [list(settings.list_cells(outcome)) for outcome in outcomes])
 
 
 def _end_to_end() -> str:
-    """The table of this library's and TRL's students after the same runs."""
+    """Return the table of this library's and TRL's students after the same runs."""
     record = json.loads(end_to_end.RECORD.read_text(encoding="utf-8"))
     pairs = [end_to_end.Pair(**pair) for pair in record["pairs"]]
     return _table(end_to_end.HEAD, end_to_end.list_rows(pairs))
@@ -615,8 +615,11 @@ def _golds() -> str:
 
 
 def _stored() -> dict[str, Results]:
-    """The results that `python -m laboratory` left and that stand beside the page."""
-    return {path.stem: read_results(path) for path in sorted((DOCS / "evidence").glob("*.json"))}
+    """Return the results of `python -m laboratory` that are stored next to the page."""
+    return {
+        path.stem: read_results(path)
+        for path in sorted((ROOT / "results" / "evidence").glob("*.json"))
+    }
 
 
 def _evidence() -> str:
@@ -627,7 +630,7 @@ def _evidence() -> str:
 
 
 def evidence_plots() -> dict[Path, str]:
-    """The plot of every stored result."""
+    """Return the plot of every stored result."""
     folder = DOCS / "img" / "evidence"
     return {
         folder / f"{name}.svg": plot(load_reproduction(name), found)
@@ -636,7 +639,7 @@ def evidence_plots() -> dict[Path, str]:
 
 
 def _server_signals() -> str:
-    """The signals that `check` accepts for each dialect of a served teacher."""
+    """List the signals that `check` accepts for each dialect of a served teacher."""
     rows = []
     for dialect in ("vllm", "sglang", "echo", "chat"):
         served = {"url": "http://localhost:8000", "dialect": dialect}
@@ -657,13 +660,15 @@ STEPS = {
     "fixed": "answers of one length, V = 49,152",
     "toy": "tiny models, V = 4,096",
 }
-"""The configurations of the step benchmark in the words of the README."""
+"""The configurations of the step benchmark in the wording of the README."""
 
 
 def _peer_steps() -> str:
-    """Speed and memory of whole steps against TRL's trainers, from the newest recorded lines."""
+    """Compare speed and memory of whole steps with TRL's trainers, from the newest recorded lines."""
     newest: dict[str, Any] = {}
-    for line in map(json.loads, (DOCS / "performance.jsonl").read_text("utf-8").splitlines()):
+    for line in map(
+        json.loads, (ROOT / "results" / "performance.jsonl").read_text("utf-8").splitlines()
+    ):
         if line["benchmark"] == "step" and {"gkd", "distillation"} <= line["peak_mib"].keys():
             newest[line["config"]] = line
     rows = []
@@ -792,7 +797,7 @@ def _default(field: Any) -> str:
 
 
 def rewrite(text: str) -> str:
-    """A page with its generated parts as they should be."""
+    """Return a page with its generated parts as they should be."""
     return GENERATED.sub(lambda match: match[1] + generated(match[2]) + match[3], text)
 
 
@@ -833,7 +838,7 @@ def test_generated_parts_are_what_the_code_says(page):
         ),
         ([0.5, 0.6, 0.7], [0.4, 0.5, 0.62], "the teacher adds +0.09 [+0.06, +0.12]"),
         ([0.4, 0.5, 0.62], [0.5, 0.6, 0.7], "the teacher costs 0.09 [0.06, 0.12]"),
-        ([0.5], [0.4], "one seed does not say what the teacher adds"),
+        ([0.5], [0.4], "one seed does not show what the teacher adds"),
     ],
 )
 def test_what_a_teacher_adds_is_said_from_the_numbers(gains, alone, words):

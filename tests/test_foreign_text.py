@@ -1,4 +1,4 @@
-"""Whatever a server answers, and wherever in it the key stands: every message is one line, and none holds the key."""
+"""For any server answer and any position of the key: every message is one line, and none contains the key."""
 
 import json
 from typing import Any
@@ -16,13 +16,13 @@ from practicum.teaching.probe import probe
 from practicum.text import build_character_tokenizer
 
 KEY = "sk-Vq/7+xYz=JwLmN-oPqRsTu"
-"""With letters that URLs and JSON may write otherwise."""
+"""Letters that URLs and JSON may write differently."""
 
 RUNS = {KEY.lower()[start : start + 8] for start in range(len(KEY) - 7)}
 
 
 class Client(JsonClient):
-    """A client whose server says what a test says; nothing goes over a wire."""
+    """A client of a server with scripted answers; nothing goes over a wire."""
 
     def __init__(
         self, *answers: Any, status: int = 200, headers: dict[str, str] | None = None
@@ -45,7 +45,7 @@ class Client(JsonClient):
 
 
 def messages(client: Client, work: Any) -> str:
-    """All that is said and raised."""
+    """Return every message and error."""
     try:
         with show_notes(client.heard.append):
             work()
@@ -73,7 +73,7 @@ def test_an_error_shows_no_part_of_the_key_wherever_it_is_cut(
 
 
 def test_a_key_across_the_end_of_what_is_looked_at_is_not_shown() -> None:
-    """The body's first 1,600 bytes are looked at, and spaces take no room in a message."""
+    """The first 1,600 bytes of the body are read, and spaces take no room in a message."""
     for missing in range(len(KEY)):
         body = b" " * (8 * http.MAX_EXCERPT_CHARACTERS - missing) + KEY.encode()
         client = Client(body, status=400)

@@ -1,6 +1,6 @@
-"""Twenty steps of three objectives give the curves that are kept beside this file.
+"""Twenty steps of three objectives give the curves that are stored next to this file.
 
-Where a change is meant to move them, `python -m tests.golden` writes them anew.
+After an intended change of the curves, `python -m tests.golden` rewrites them.
 """
 
 import json
@@ -24,7 +24,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 
 def curves(folder: Path, name: str) -> list[dict[str, float]]:
-    """The kept numbers of a fresh run on models made in `folder`."""
+    """Return the stored numbers of a fresh run on models made in `folder`."""
     make_model(folder / "student", seed=1)
     make_model(folder / "teacher", seed=2, pretrain=20)
     changes = {
@@ -38,7 +38,7 @@ def curves(folder: Path, name: str) -> list[dict[str, float]]:
 
 
 def rewrite() -> list[Path]:
-    """Write every golden curve; returns their files."""
+    """Write every golden curve; return their files."""
     paths = []
     for name in OBJECTIVES:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The measures of the source stay within their bounds, and the page shows them as they are."""
+"""The measures of the source stay within their bounds, and the page shows their current values."""
 
 from benchmarks.house import find_outdated, measure_house
 

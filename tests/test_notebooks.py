@@ -29,7 +29,7 @@ def test_the_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        # Models that know less and one seed: what the cells show does not depend on either.
+        # Smaller models and one seed: the output of the cells depends on neither.
         cell.source = re.sub(r"(pretrain\W+steps\W+)\d+", r"\g<1>2", cell.source)
         cell.source = cell.source.replace("seeds=2", "seeds=1")
     client = NotebookClient(

@@ -24,7 +24,7 @@ from benchmarks.demo import AS_MAKE_STARTS_IT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OFFICIAL = ("torch>=2.6,<2.14",)
-"""Installed before all else, as the Makefile does it."""
+"""Installed before everything else, as in the Makefile."""
 
 
 def list_packages(extra: str) -> set[str]:
@@ -48,7 +48,7 @@ def clean_environment(folder: Path, **changes: str) -> dict[str, str]:
 
 
 def call(folder: Path, *words: object, **changes: str) -> str:
-    """Return what a command prints in a folder outside the repository."""
+    """Return the output of a command in a folder outside the repository."""
     ended = subprocess.run(
         [*map(str, words)],
         cwd=folder,
@@ -63,7 +63,7 @@ def call(folder: Path, *words: object, **changes: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The source distribution of the tree, and the wheel that is built from it."""
+    """Build the source distribution of the tree, and the wheel from it."""
     folder = tmp_path_factory.mktemp("built")
     call(folder, sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
     return {kind: next(folder.glob(f"*.{kind}")) for kind in ("whl", "tar.gz")}
@@ -94,7 +94,7 @@ def test_the_demo_is_measured_as_make_starts_it() -> None:
 
 
 def test_the_versions_of_the_suite_are_those_that_the_package_takes() -> None:
-    """`make versions` writes them anew."""
+    """Compare versions; `make versions` rewrites the file."""
     lines = (ROOT / "tests" / "versions.txt").read_text(encoding="utf-8").splitlines()
     written = {pin.name: pin.specifier for pin in map(Requirement, lines)}
     extras = [needs for extra in ("demo", "tasks", "datasets", "dev") for needs in EXTRAS[extra]]
@@ -149,7 +149,7 @@ def test_the_installed_package_runs_outside_the_repository(
 
 
 def install_with_these_dependencies(folder: Path, wheel: Path) -> Path:
-    """Return the Python of a fresh environment with the package; all else comes from this environment."""
+    """Return the Python of a fresh environment with the package; everything else comes from this environment."""
     venv = folder / "venv"
     call(folder, sys.executable, "-m", "venv", "--without-pip", venv)
     python = venv / "bin" / "python"
@@ -193,7 +193,7 @@ def make_bare(folder: Path, requirement: str) -> Path:
 
 @pytest.fixture
 def service(extra: str, models: Path, tmp_path: Path) -> Iterator[str]:
-    """The address of a service, for the extra that asks one."""
+    """Return the address of a service, for the extra that uses one."""
     if extra != "tinker":
         yield ""
         return
@@ -206,7 +206,7 @@ def service(extra: str, models: Path, tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     "extra",
     [
-        # test_ray and test_tinker use both here; a use in a process of its own takes as long as they do.
+        # test_ray and test_tinker use both here; a use in a separate process takes as long as they do.
         pytest.param(extra, marks=() if USES[extra].can_fork else pytest.mark.slow)
         for extra in sorted(EXTRAS.keys() - {"dev"})  # these tests use dev
     ],

@@ -1,4 +1,4 @@
-"""Whatever stands in what others wrote, it is read or refused with one error of ours: no other exception comes out of a parser."""
+"""Any outside text is parsed or refused with one error of ours: no other exception leaves a parser."""
 
 import copy
 import hashlib
@@ -65,7 +65,7 @@ JSON = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to each value inside a value, itself first."""
+    """Yield the path to each value inside a value, itself first."""
     inside = (
         value.items()
         if isinstance(value, dict)
@@ -78,7 +78,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def changed(draw: st.DrawFn, whole: Any) -> Any:
-    """A right answer with something else somewhere in it, taken out of it, or put twice."""
+    """Draw a right answer with a changed, removed or repeated part."""
     value = copy.deepcopy(whole)
     for _ in range(draw(st.integers(1, 2))):
         path = draw(st.sampled_from(places(value)))
@@ -98,7 +98,7 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
 
 
 def reads(work: Callable[[], object]) -> None:
-    """Whether work ends in a value or in one line of ours."""
+    """Check that work ends in a value or in one line of ours."""
     try:
         work()
     except PracticumError as error:
@@ -114,7 +114,7 @@ DIALECTS = {dialect.name: dialect for dialect in dialects.DIALECTS}
 
 
 def right(name: str, about: ScoreRequest, k: int) -> Any:
-    """What a server of a dialect answers."""
+    """Return the answers of a server of a dialect."""
     ids = [*about.prompt_tokens, *about.tokens]
     best = list(range(k))
     if name == "vllm":
@@ -194,7 +194,7 @@ def speaker(answer: Any) -> ServerGenerator:
 
 
 def remote(name: str, answer: Any) -> RemoteClient:
-    """A client of a server that was probed, and answers otherwise now."""
+    """Return a client of a server that was probed, and answers differently now."""
     k = 3
     found = Probe(
         "m",
@@ -277,7 +277,7 @@ def test_a_probe_finds_something_or_says_why_not(
     reads(lambda: probe(client, "auto", None, 3, vocabulary).render_lines())
 
 
-# A service of the Tinker API. The package reads the wire; what it comes to is still the service's word.
+# A service of the Tinker API. The package reads the wire; the content still comes from the service.
 
 ARRAYS = st.one_of(
     st.none(),
@@ -476,7 +476,7 @@ def test_kept_scores_are_read_or_refused(draws: st.DataObject) -> None:
             st.one_of(st.just(len(header).to_bytes(8, "little")), st.binary(min_size=8, max_size=8))
         )
         body = draws.draw(st.one_of(st.just(content[8 + length :]), st.binary(max_size=120)))
-        # The name is the sum of the header, which whoever writes the file knows how to make.
+        # The name is the checksum of the header, which anyone who writes the file can compute.
         name = hashlib.sha256(prefix + header).hexdigest()
         (Path(place) / f"{name}.safetensors").write_bytes(prefix + header + body)
         again = ScoreStore(Path(place), 1 << 20)

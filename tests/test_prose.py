@@ -1,4 +1,4 @@
-"""The measure of prose marks what readers stumble over, and the rates stay within their bounds."""
+"""The prose measure marks sentences that are hard to read, and the rates stay within their bounds."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ MARKED = [
     "bytes a step, were it remote",
     "monitors that spoke",
 ]
-"""Sentences of earlier versions of these pages."""
+"""Sentences from earlier versions of these pages."""
 
 PLAIN = [
     "Replace the confidence an answer states with the measured one",
@@ -40,7 +40,7 @@ PLAIN = [
     "smallest gain these 256 prompts can detect (80 % power)",
     "Tokens with the highest divergence",
 ]
-"""Their successors."""
+"""The sentences that replaced them."""
 
 BOUNDS = {
     "src": 110.0,
@@ -50,7 +50,7 @@ BOUNDS = {
     "tests": 125.0,
     "benchmarks": 180.0,
 }
-"""The most marks per 10,000 words. The goal is 15, and 20 for tests."""
+"""The maximum number of marks per 10,000 words. The goal is 15, and 20 for tests."""
 
 
 @pytest.mark.parametrize("sentence", MARKED)

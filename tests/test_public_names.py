@@ -1,4 +1,4 @@
-"""The public names are a decision: they are listed here, and each says in its docstring what it does."""
+"""The public names are a decision: they are listed here, and each describes itself in its docstring."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from practicum import functional
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "practicum"
 
-# Besides every divergence, which is public by being in the table.
+# In addition to every divergence, which is public by being in the table.
 FUNCTIONAL = [
     "ADVANTAGES",
     "AGGREGATES",
@@ -129,7 +129,7 @@ def test_every_public_thing_says_what_it_does(path):
 def _public(
     prefix: str, node: ast.AST
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef]]:
-    """Public functions, classes and methods; a method without a body (`...`) of a small protocol may stand for itself."""
+    """Yield public functions, classes and methods, except a protocol's method without a body (`...`)."""
     for child in ast.iter_child_nodes(node):
         if isinstance(
             child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
@@ -147,6 +147,6 @@ def _only_dots(node: ast.AST) -> bool:
 
 
 def test_no_public_name_is_hidden_by_a_module_of_the_same_name() -> None:
-    """`practicum.run` stays the function however the package was imported before."""
+    """Check that `practicum.run` stays the function for any earlier import of the package."""
     modules = {path.stem for path in (Path(practicum.__file__).parent).glob("*.py")}
     assert set(practicum.__all__) & modules == set()

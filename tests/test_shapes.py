@@ -1,4 +1,4 @@
-"""Tests check shapes, and only them."""
+"""Tests check shapes, and only shapes."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable

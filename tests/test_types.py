@@ -1,4 +1,4 @@
-"""The nouns cross processes as they are."""
+"""The data types cross processes unchanged."""
 
 import pickle
 

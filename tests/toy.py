@@ -1,4 +1,4 @@
-"""Tiny models and recipes for the upper tests: everything is made from scratch and learns within seconds."""
+"""Tiny models and recipes for whole runs: everything is made from scratch and trains within seconds."""
 
 import json
 import os
@@ -47,7 +47,7 @@ HINTED: dict[str, Any] = {
     "train.prompts_per_step": 3,
     "train.checkpoint_every": 1,
 }
-"""Changes of the toy recipe: a hint of the student's own."""
+"""Changes of the toy recipe: a hint in the student's own prompt."""
 
 IN_SEGMENTS: dict[str, Any] = {
     "rollout": {"n": 2, "max_new_tokens": 6, "segment_tokens": 2},
@@ -55,7 +55,7 @@ IN_SEGMENTS: dict[str, Any] = {
     "train.checkpoint_every": 1,
     "train.keep_checkpoints": 9,
 }
-"""Changes of the toy recipe: answers of which a step adds a part."""
+"""Changes of the toy recipe: answers that grow by a part per step."""
 
 FORK_SECONDS = 300
 """A fork that takes longer is ended by SIGALRM."""
@@ -65,7 +65,7 @@ JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl
 
 
 def make_model(folder: Path, *, alphabet: str = ALPHABET, **settings: Any) -> Path:
-    """A from-scratch model folder; `pretrain` is a number of steps on the reversal of strings."""
+    """Write a from-scratch model folder; `pretrain` is a number of steps on the reversal of strings."""
     steps = settings.pop("pretrain", 0)
     scratch = ScratchConfig(
         **{
@@ -82,7 +82,7 @@ def make_model(folder: Path, *, alphabet: str = ALPHABET, **settings: Any) -> Pa
 
 
 def toy_data(models: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The data of a recipe that runs in about a second; `changes` are dotted keys, for example `train.steps`."""
+    """Return the data of a recipe that runs in about a second; `changes` are dotted keys, for example `train.steps`."""
     data: dict[str, Any] = {
         "name": "toy",
         "student": {"model": str(models / "student")},
@@ -105,7 +105,7 @@ def toy_data(models: Path, changes: Mapping[str, Any] | None = None) -> dict[str
 
 
 def toy_recipe(models: Path, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """The same as a validated recipe."""
+    """Return the same data as a validated recipe."""
     return parse_recipe(toy_data(models, changes), "toy")
 
 
@@ -129,28 +129,28 @@ def toy_run(
 
 
 def write_recipe(models: Path, path: Path, changes: Mapping[str, Any] | None = None) -> Path:
-    """The toy recipe as a file; JSON is YAML."""
+    """Write the toy recipe as a file; JSON is YAML."""
     path.write_text(json.dumps(toy_data(models, changes)), encoding="utf-8")
     return path
 
 
 def in_check(names: Iterable[Any], *short: Any) -> list[Any]:
-    """Return the names as parameters of a test; those that are not among `short` are marked as long."""
+    """Return the names as parameters of a test; names that are not among `short` are marked as long."""
     return [pytest.param(name, marks=() if name in short else pytest.mark.long) for name in names]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file."""
+    """Return the rows of a JSONL file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def curve(folder: Path, name: str) -> list[float]:
-    """One metric over the steps of a run."""
+    """Return one metric over the steps of a run."""
     return [row[name] for row in rows(folder / "metrics.jsonl")]
 
 
 def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = JOURNALS) -> None:
-    """Two run folders hold the same bytes: rows, summary, weights, optimizer and teacher."""
+    """Assert that two run folders have the same bytes: rows, summary, weights, optimizer and teacher."""
     for name in (*journals, "summary.json", "before.json", "after.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     newest = max(
@@ -169,7 +169,7 @@ def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = JOURNAL
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment on one thread; an empty value takes a variable out."""
+    """Return this process's environment on one thread; an empty value removes a variable."""
     merged = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(changes or {})}
     return {name: value for name, value in merged.items() if value}
 
@@ -177,7 +177,7 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 def forked(
     work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None
 ) -> int:
-    """Do `work` in a fork of this process and give its exit status as a shell would: 137 where SIGKILL ended it."""
+    """Do `work` in a fork of this process and return its exit status as a shell would: 137 where SIGKILL ended it."""
     pid = start_fork(work, env, output)
     return exit_status(os.waitpid(pid, 0)[1])
 
@@ -185,13 +185,13 @@ def forked(
 def start_fork(
     work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None
 ) -> int:
-    """Begin `work` in a fork, its two output streams in the file `output`; returns the fork's process id."""
+    """Begin `work` in a fork, with its two output streams in the file `output`; return the fork's process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
         return pid
-    # A thread of this process does not live on in the fork, so what waits for one would wait for ever.
+    # Threads of this process do not exist in the fork, so code that waits for one would wait for ever.
     signal.alarm(FORK_SECONDS)
     status = 99
     try:
@@ -209,7 +209,7 @@ def start_fork(
         status = error.exit_code
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-    except BaseException:  # a fork must never go on as the test session
+    except BaseException:  # a fork must never continue as the test session
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -218,13 +218,13 @@ def start_fork(
 
 
 def exit_status(wait_status: int) -> int:
-    """128 + the signal, or the exit code."""
+    """Return 128 + the signal, or the exit code."""
     code = os.waitstatus_to_exitcode(wait_status)
     return 128 - code if code < 0 else code
 
 
 def command(*words: str) -> Callable[[], None]:
-    """Work for a fork: the command line `practicum WORDS`."""
+    """Return work for a fork: the command line `practicum WORDS`."""
 
     def work() -> None:
         from practicum.cli import main
@@ -236,14 +236,14 @@ def command(*words: str) -> Callable[[], None]:
 
 
 def said(tmp_path: Path, *words: str) -> tuple[int, str]:
-    """The exit code and everything printed by a command in a fork."""
+    """Return the exit code and everything printed by a command in a fork."""
     output = tmp_path / "output"
     status = forked(command(*words), output=output)
     return status, output.read_text(encoding="utf-8")
 
 
 def when(ready: Callable[[], bool]) -> None:
-    """Wait until something is so; a minute is far too long."""
+    """Wait until a condition holds; the timeout of a minute is far longer than needed."""
     for _ in range(6000):
         if ready():
             return
@@ -252,7 +252,7 @@ def when(ready: Callable[[], bool]) -> None:
 
 
 def lines(path: Path) -> int:
-    """The number of finished lines of a file that may not exist yet."""
+    """Return the number of finished lines of a file that may not exist yet."""
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 

@@ -11,7 +11,7 @@ from practicum.types import Message
 def node(
     parent: int | None, role: str, text: str, ids: list[int], sampled: int = 0
 ) -> dict[str, Any]:
-    """A message whose last `sampled` tokens the model wrote, each with its own log-probability."""
+    """Return a message where the model wrote the last `sampled` tokens, each with a different log-probability."""
     return {
         "parent": parent,
         "message": {"role": role, "content": text},
@@ -42,7 +42,7 @@ def trace(nodes: list[dict[str, Any]], task: str = "a", **fields: Any) -> dict[s
 
 
 def talk(renderer: Renderer, question: str = "abc", **fields: Any) -> dict[str, Any]:
-    """Two turns of the model with a tool's result between them; the template's tokens belong to the turn before."""
+    """Return two turns of the model with a tool's result between them; the template's tokens belong to the previous turn."""
     prompt = list(renderer.render((Message("user", question),)))
     nodes = [
         node(None, "user", question, prompt[:-1]),

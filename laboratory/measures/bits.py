@@ -1,9 +1,9 @@
 """Run every arm as `runs` does, and measure what the rounding of its teacher costs.
 
-The reading of a run whose teacher has fewer bits, on the student's answers before training:
+The reading of a run with a quantized teacher, on the student's answers before training:
 
-- `rounding`: KL(all bits || fewer bits) in nats a token, by the doctor's check P21. As there, the
-  teacher reads the prompt alone, without what another teacher around it would add.
+- `rounding`: KL(all bits || fewer bits) in nats per token, by the doctor's check P21. As in P21,
+  the teacher reads only the prompt, without the additions of a wrapping teacher.
 """
 
 from pathlib import Path
@@ -27,12 +27,12 @@ class Config(FrozenConfig):
 
 
 def measure(config: Config, job: ReproductionJob) -> Results:
-    """Run all arms, and let the doctor price each teacher with fewer bits."""
+    """Run all arms, and let the doctor measure the cost of each quantized teacher."""
     return measure_with(read_rounding, job)
 
 
 def read_rounding(folder: Path) -> dict[str, float]:
-    """Return the reading of a finished run; none if its teacher has all bits."""
+    """Return the reading of a finished run; it is empty if the teacher is not quantized."""
     _, recipe = open_run(folder)
     with hide_notes():
         results = doctor(recipe, prompts=PROMPTS, samples=1, progress=False).results

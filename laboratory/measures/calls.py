@@ -3,8 +3,8 @@
 The readings of a run, on held-out conversations:
 
 - `called`: share of conversations with a call that has a result.
-- `calls_answered`: share of the calls that have one; the others could not be read, name no tool, or
-  do not fit it.
+- `calls_answered`: share of the calls that have a result; the remaining calls cannot be parsed, name
+  no tool, or do not fit it.
 - `calls_too_many`: mean number of calls beyond the first. The task needs one, as `calculator` does.
 """
 
@@ -41,6 +41,6 @@ def count_calls(conversations: Sequence[Sequence[str]]) -> dict[str, float]:
     outcomes = [outcome for calls in conversations for outcome in calls]
     called = sum("answered" in calls for calls in conversations) / len(conversations)
     surplus = sum(max(len(calls) - 1, 0) for calls in conversations) / len(conversations)
-    # Without a call nothing is said of how many are right.
+    # Without calls, the share of answered calls is undefined.
     share = {"calls_answered": outcomes.count("answered") / len(outcomes)} if outcomes else {}
     return {"called": called, "calls_too_many": surplus, **share}

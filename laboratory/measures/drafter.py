@@ -1,7 +1,7 @@
 """Run every arm as `runs` does, then let each student draft for its teacher (speculative decoding).
 
-The student drafts `gamma` tokens. The teacher scores them in one call, accepts a beginning of them
-and adds one token of its own (arXiv 2211.17192). The result has the distribution of the teacher's
+The student drafts `gamma` tokens. The teacher scores them in one call, accepts a prefix of them
+and adds one of the teacher's tokens (arXiv 2211.17192). The result has the distribution of the teacher's
 own completions. The readings of a run:
 
 - `acceptance`: share of the examined tokens that are accepted; tokens after a rejected one are not

@@ -52,7 +52,7 @@ class Moments:
     def compute_ratio(self) -> float:
         """Return the squared norm of the mean divided by the trace of the covariance, unbiased.
 
-        The ratio is 0 if noise alone explains the mean.
+        The ratio is 0 if noise explains the whole mean.
         """
         norm = self.mean.double().square().sum().item()
         noise = (self.squares - self.count * norm) / (self.count - 1)

@@ -1,4 +1,4 @@
-"""Run every arm as a whole pipeline with every seed, and read the results of its stages."""
+"""Run every arm as a full pipeline with every seed, and read the results of its stages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,9 +40,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
     pipelines = [FinishedPipeline.read(run_job) for run_job in jobs if run_job not in failed]
     if not pipelines:
         first_reason = next(iter(failed.values()))
-        raise PracticumError(
-            f"none of the {len(jobs)} pipelines finished; the first {first_reason}"
-        )
+        raise PracticumError(f"all {len(jobs)} pipelines failed; the first {first_reason}")
     readings: dict[str, dict[int, dict[str, float]]] = {}
     curves: dict[str, dict[int, list[Point]]] = {}
     alarms: dict[str, dict[int, list[str]]] = {}

@@ -51,7 +51,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
 
 
 def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
-    """Measure with extra readings, by which the sweep can choose, too."""
+    """Measure with extra readings, which the sweep can also use as its criterion."""
     torch.set_num_threads(1)
     study, folder = job.study, job.folder
     find_model = prepare_models(job)

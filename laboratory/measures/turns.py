@@ -1,13 +1,13 @@
 """Run every arm as `runs` does, and measure how mistakes grow with the length of a conversation.
 
-The task has `turns`, the length of a conversation, and its short conversations are beginnings of
-long ones. A turn is wrong if a conversation that ended with it would have no reward. The readings
+The task has `turns`, the length of a conversation, and its short conversations are prefixes of
+long conversations. A turn is wrong if a conversation that ended with it would have no reward. The readings
 of a run, on held-out conversations:
 
-- `wrong_turns`: mean number of wrong turns; `wrong_turns/half`: those of the first half.
+- `wrong_turns`: mean number of wrong turns; `wrong_turns/half`: the same in the first half.
 - `growth`: base-2 logarithm of their ratio: 1 if mistakes grow with the number of turns, 2 if they
   grow with its square.
-- `lost`: of the turns that follow a conversation's first wrong one, the share that is wrong too.
+- `lost`: share of wrong turns among the turns after a conversation's first wrong turn.
 """
 
 import math
@@ -28,7 +28,7 @@ from practicum.types import FrozenConfig, Rollout
 
 
 class Config(FrozenConfig):
-    """No settings: the task has the number of turns."""
+    """No settings: the task defines the number of turns."""
 
     type: Literal["turns"] = "turns"
 
@@ -54,8 +54,8 @@ def build_tasks(recipe: Recipe) -> list[Task]:
     turns = recipe.task.model_dump().get("turns")
     if not isinstance(turns, int) or turns < 2 or turns % 2:
         raise RecipeError(
-            "measure turns: conversations are halved; take a task with an even number of `turns`, "
-            "as walker"
+            "measure turns: conversations are halved; use a task with an even number of `turns`, "
+            "such as walker"
         )
     configs = [recipe.task.model_copy(update={"turns": count}) for count in range(1, turns + 1)]
     return [build_task(recipe.model_copy(update={"task": config})) for config in configs]
@@ -81,7 +81,7 @@ def compute_wrong_shares(wrong: Sequence[Sequence[bool]]) -> list[float]:
 
 
 def compute_lost_share(wrong: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """Return the share of wrong turns behind the first wrong one; nothing if there are none."""
+    """Return the share of wrong turns after the first wrong turn; empty if no turn follows it."""
     later = [turn for turns in wrong if True in turns for turn in turns[turns.index(True) + 1 :]]
     return {"lost": sum(later) / len(later)} if later else {}
 

@@ -1,4 +1,4 @@
-"""Tables of tokens: cut, join and move all columns of a dataclass at once."""
+"""Tables of tokens: slice, join and move all columns of a dataclass at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,7 +16,7 @@ class TokenColumns:
     """
 
     __slots__ = ()
-    # What type checkers look for in a dataclass.
+    # Type checkers recognize a dataclass by this attribute.
     __dataclass_fields__: ClassVar[dict[str, Any]]
     shared: ClassVar[frozenset[str]] = frozenset()
 
@@ -25,7 +25,7 @@ class TokenColumns:
         return self._map(function, with_shared=False)
 
     def map_all(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the table with a function applied to each tensor, the shared ones too."""
+        """Return the table with a function applied to each tensor, including shared tensors."""
         return self._map(function, with_shared=True)
 
     def __getitem__(self, part: slice | Tensor) -> Self:
@@ -33,7 +33,7 @@ class TokenColumns:
         return self.map_columns(lambda column: select_tokens(column, part))
 
     def to(self, device: torch.device) -> Self:
-        """Return the table with all tensors on a device, the shared ones too."""
+        """Return the table with all tensors on a device, including shared tensors."""
         return self.map_all(lambda tensor: tensor.to(device))
 
     def detach(self) -> Self:
@@ -69,7 +69,7 @@ class TokenColumns:
         return replace(self, **{name: change(getattr(self, name)) for name in names})
 
     def _count_tokens(self) -> int:
-        """Return the number of tokens, from the first column that there is."""
+        """Return the number of tokens, from the first column that is present."""
         columns = (getattr(self, name) for name in _list_names(self, self.shared))
         return next(len(column) for column in columns if isinstance(column, Tensor))
 
@@ -87,8 +87,8 @@ def _holds(column: Any, kind: type) -> bool:
     """Return True for a tuple of tables, or a mapping of tensors."""
     if not isinstance(column, tuple if kind is TokenColumns else Mapping):
         return False
-    # All entries are of one kind. Looking at each would be quadratic in the rows of a batch, which
-    # is cut once per chunk.
+    # All entries are of one kind. Checking each entry would be quadratic in the rows of a batch,
+    # which is sliced once per chunk.
     entries = column.values() if isinstance(column, Mapping) else column
     return isinstance(next(iter(entries), None), kind)
 

@@ -2,7 +2,7 @@
 
     PracticumError                 1
     ├── RecipeError          2   a recipe or a command line that cannot be right
-    │   └── CapabilityError  2   a recipe that asks a teacher or backend for what it cannot give
+    │   └── CapabilityError  2   a recipe that asks a teacher or backend for something it cannot give
     ├── DataError            3   prompts and task files
     ├── ModelError           4   weights and architectures
     │   └── VocabularyError  4   tokenizers that do not belong together
@@ -18,8 +18,8 @@
     ├── EngineError         11   an engine that does not sample with the student's weights
     └── Interrupted    130/143   a signal; the state has been saved
 
-The text of an error is one line: what is wrong, where (field, row, step or path), why, and what to
-write instead.
+The text of an error is one line: what is wrong, where (field, row, step or path), why, and how to
+fix it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 class PracticumError(Exception):
     """Base of every error meant for a user; `exit_code` is what the command line returns.
 
-    `was_shown` is True if the user has read it already, because the end of the run takes long.
+    `was_shown` is True if the error was already printed, because the end of the run takes long.
     """
 
     exit_code = 1
@@ -66,7 +66,7 @@ class VocabularyError(ModelError):
 
 
 class TeacherError(PracticumError, RuntimeError):
-    """A teacher that cannot be reached or whose answer cannot be right."""
+    """A teacher that cannot be reached or gives an invalid answer."""
 
     exit_code = 5
 
@@ -78,7 +78,7 @@ class CheckpointError(PracticumError, RuntimeError):
 
 
 class NumericError(PracticumError, ArithmeticError):
-    """A loss or gradient that stopped being a number, too often to go on."""
+    """A loss or gradient that was not a number, too often to continue."""
 
     exit_code = 7
 
@@ -99,7 +99,7 @@ class SandboxError(ResourceError):
 class WorkerLost(ResourceError):
     """A process of a cluster that died, or did not answer in time; the newest checkpoint is kept.
 
-    `restarts` is the number of times that a run may go on by itself after such a loss.
+    `restarts` is the number of times that a run may restart automatically after such a loss.
     """
 
     def __init__(self, message: str, restarts: int = 0) -> None:
@@ -110,8 +110,8 @@ class WorkerLost(ResourceError):
 class TooFewGpus(ResourceError):
     """A cluster with fewer free GPUs than a recipe asks for.
 
-    `overrides` are the changes to the recipe with which it fits, empty if it cannot; a run that
-    lost a process goes on with them.
+    `overrides` are the changes with which the recipe fits, empty if no change is enough; a run that
+    lost a process continues with them.
     """
 
     def __init__(self, problem: str, advice: str, overrides: Sequence[str] = ()) -> None:

@@ -1,7 +1,8 @@
-"""The user's own Python: objects by the name `package.module:entry`, and their errors in one line.
+"""User-defined Python code: objects by the name `package.module:entry`, and their errors in one
+line.
 
-One rule holds for every part of a recipe. Before the colon stands a module, after it a name in that
-module. Without a colon, the longest beginning that is a module is the module.
+The same rule applies to every part of a recipe. The module is before the colon, and a name in this
+module after it. Without a colon, the longest prefix that is a module is the module.
 """
 
 import difflib
@@ -39,7 +40,7 @@ def is_external(name: str) -> bool:
 
 
 def load_object(name: str) -> Any:
-    """Import and return what a name stands for, which is a module if it ends with one.
+    """Import and return the object of a name, or a module if the name is a module's.
 
     Raise ValueError, in one line, if a module is missing or fails while it is imported, or if it
     has no such attribute.
@@ -60,9 +61,9 @@ def load_object(name: str) -> Any:
 
 @functools.cache
 def find_published(group: str) -> dict[str, str]:
-    """Return what installed packages publish in the entry points `practicum.<group>`.
+    """Return the objects that installed packages publish in the entry points `practicum.<group>`.
 
-    The dotted name of each part is found by its word; nothing is imported.
+    The result maps each published word to a dotted name; nothing is imported.
     """
     # Imported here: it takes as long as the rest of this module, and most commands need no names.
     from importlib.metadata import entry_points
@@ -71,7 +72,7 @@ def find_published(group: str) -> dict[str, str]:
 
 
 def explain_missing(name: str) -> str:
-    """Return why the module of an object's name cannot be imported; empty if it can be found.
+    """Explain why the module of an object's name cannot be imported; empty if it can be found.
 
     Nothing is imported: only the first part of the name is looked for.
     """
@@ -113,7 +114,7 @@ def takes_arguments(entry: Any, *names: str) -> bool:
     except TypeError:
         return False
     except ValueError:
-        # A function in C without a signature: the first call tells.
+        # A function in C without a signature: the first call shows whether it works.
         return True
     places = list(signature.parameters)[: len(names)]
     # `(answer, prompt)` is the order of a verifier.
@@ -123,14 +124,14 @@ def takes_arguments(entry: Any, *names: str) -> bool:
 
 
 def try_foreign(where: str, trial: Callable[[], object]) -> None:
-    """Raise ValueError, in one line, if foreign code fails on a smallest example."""
+    """Raise ValueError, in one line, if foreign code fails on a minimal example."""
     try:
         trial()
     except ValueError:
-        # The code's own refusal of its arguments.
+        # The code refused its arguments.
         raise
     except Exception as error:
-        # It may raise anything, and it is better now than in the first step.
+        # It may raise anything; failing now is better than in the first step.
         raise ValueError(f"{where} fails on one token: {describe_error(error)}") from error
 
 
@@ -143,7 +144,7 @@ def is_foreign(part: object) -> bool:
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Return an error of foreign code in one line: its type, its text, and where it was raised.
 
-    The place is the innermost one in `file`, if the error passed through it.
+    The location is the innermost frame in `file`, if the error passed through it.
     """
     text = " ".join(str(error).split())
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -153,21 +154,24 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
         if not frame.filename.startswith("<frozen") and frame.filename != __file__
     ]
     frames = [frame for frame in frames if frame.filename == file] or frames
-    # The text of a syntax error has its place already.
+    # The text of a syntax error already contains its location.
     if not frames or isinstance(error, SyntaxError):
         return line
     return f"{line} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
 def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
-    """Import the longest beginning of a dotted name that is a module; return it and the rest."""
+    """Import the longest prefix of a dotted name that is a module; return the module and the
+    remaining parts.
+    """
     module, parts = None, dotted.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
         try:
             module = importlib.import_module(name)
         except Exception as error:
-            # A user's module may raise anything; only its own absence means that the name goes on.
+            # A user's module may raise anything. Only if the module itself is missing is the rest
+            # of the name an attribute.
             if isinstance(error, ModuleNotFoundError) and error.name == name:
                 return module, parts[end - 1 :]
             raise ValueError(
@@ -177,7 +181,7 @@ def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
 
 
 def _explain_missing_module(dotted: str) -> str:
-    """Return where a module was looked for and what to write so that it is found."""
+    """Explain where a module was searched for and how to make it importable."""
     named = [
         folder
         for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -195,7 +199,7 @@ def _explain_missing_module(dotted: str) -> str:
 
 
 def _explain_missing_attribute(owner: Any, attribute: str) -> str:
-    """Return which names a module or class has, the nearest first."""
+    """List the names of a module or class, closest match first."""
     if not isinstance(owner, ModuleType):
         return f"{owner!r:.80} has no {attribute!r}"
     names = [*list_own_names(owner), *_list_submodules(owner)]

@@ -1,4 +1,6 @@
-"""Questions and conversations as text: messages, turns, and what others may know about a question."""
+"""Questions and conversations as text: messages, turns, and additional information about a
+question.
+"""
 
 # Without torch: the process of a verifier imports this module and starts in a fraction of the time.
 
@@ -15,7 +17,7 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the call as chat templates and servers read it."""
+        """Return the call in the format of chat templates and servers."""
         return {
             "type": "function",
             "function": {"name": self.name, "arguments": dict(self.arguments)},
@@ -41,7 +43,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the turn as rows of `messages` write it, without its tokens."""
+        """Return the turn in the format of rows of `messages`, without its tokens."""
         calls = [call.to_json() for call in self.tool_calls]
         return {
             "role": self.role,
@@ -68,7 +70,7 @@ class ToolSchema:
     parameters: Mapping[str, Any] = field(hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the schema in the words of chat templates."""
+        """Return the schema in the format of chat templates."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -90,9 +92,9 @@ class Prompt:
     """A question as text, as a task yields it, before tokenization.
 
     A verifier compares with `answer`. `response` is a full worked solution to imitate; without it,
-    `answer` is imitated. `reasoning` are the thoughts before the response, if they are known apart
-    from its text. `privileged` holds the fields that only a teacher may see (a solution, a
-    hint, a document). `domain` labels the prompt in reports, `teacher` routes it to a teacher.
+    `answer` is imitated. `reasoning` are the thoughts before the response, if they are known
+    separately from its text. `privileged` holds the fields that only a teacher may see (a solution,
+    a hint, a document). `domain` labels the prompt in reports, `teacher` routes it to a teacher.
     """
 
     id: str
@@ -118,8 +120,9 @@ class Prompt:
 
 
 CallOutcome = Literal["answered", "unreadable", "unknown", "invalid", "failed", "timeout"]
-"""The end of a call: a result, or why there is none. It could not be read, named no tool, or had
-arguments that the tool does not take; or the tool failed, or took too long."""
+"""The outcome of a tool call: a result, or the reason for its absence. The call could not be read,
+named an unknown tool or had invalid arguments; or the tool failed or timed out.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ Metrics = dict[str, float]
 class Pace:
     """The pace at which conversations ask environments: their number at once, the time, the order.
 
-    If they go `together`, each waits for the slowest of a round, and the same seed gives the same
-    bytes. `seconds` is the longest that one conversation's environment may take in all.
+    With `together`, each conversation waits for the slowest of a round, and the same seed gives the
+    same bytes. `seconds` is the total time limit of one conversation's environment.
     """
 
     at_once: int = 1
@@ -60,7 +60,7 @@ class SamplingParams:
     begin and end within a token; `practicum.text.stop_check` looks for both. The `banned_ids` are
     never sampled. A conversation ends after `max_turns` turns of the model, None: never, and asks
     its environment at a `pace`. If `rescored`, the same client scores the completions next, so it
-    may keep what it computes of them.
+    may keep its computed states.
     """
 
     max_new_tokens: int
@@ -83,8 +83,8 @@ class SamplingParams:
 class SampleRequest:
     """One completion to sample: the prompt's tokens and the seed of its random stream.
 
-    A completion that goes on from `prompt_tokens` `continues` the stream of a seed after so many
-    tokens; who cannot takes `seed`.
+    `continues` is (seed, count) if `prompt_tokens` end within a completion: sampling then continues
+    the random stream of this seed after `count` tokens. Samplers that cannot do this use `seed`.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -94,11 +94,11 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextStates:
-    """The states that a model computed of a text as it wrote it; later passes may take them.
+    """The states that a model computed while it generated a text; later passes may reuse them.
 
     `text` are the tokens of prompt and completion. `hidden` are the states that predict the
-    completion's tokens, and `lower` are those of all tokens but the last before the first layer
-    that learns; either may be None. `model` and `version` say by which weights.
+    completion's tokens, and `lower` are the inputs of the first trainable layer at all tokens
+    except the last; either may be None. `model` and `version` identify the weights.
     """
 
     text: tuple[int, ...]
@@ -113,7 +113,7 @@ class ScoreRequest:
     """One completion to score.
 
     Asks for the log-probabilities of `tokens` after `prompt_tokens`, and of the K `candidates` at
-    each of these positions. `states` may spare a local model a part of the pass.
+    each of these positions. `states` may save a local model a part of the pass.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -124,7 +124,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sampled completion. If it ended at a stop token, that is its last token.
+    """One sampled completion. If it ended at a stop token, the stop token is its last token.
 
     `sampling_logprobs` are under the sampling distribution (after temperature, top-k and top-p),
     `policy_logprobs` under the model's untempered distribution.
@@ -135,7 +135,9 @@ class Sample:
     policy_logprobs: Float[Tensor, " T"]
     stop_reason: StopReason
     text: str | None = None
-    """The words of a writer with tokens of its own, which the student's may not spell; else None."""
+    """The text of a writer with a different tokenizer, which the student's tokens may not spell
+    exactly; otherwise None.
+    """
     states: TextStates | None = field(default=None, compare=False, repr=False)
 
 
@@ -143,7 +145,7 @@ class Sample:
 class Judgement:
     """The answer of a scorer about one rollout: one number, or None if it cannot decide.
 
-    `tokens` holds one number a token if the scorer tells tokens apart, such as their advantages.
+    `tokens` holds one number per token, such as an advantage, if the scorer judges single tokens.
     """
 
     value: float | None
@@ -158,7 +160,8 @@ class SearchStep:
 
     `node` names the node that the step ends at, `0.2.1` the second child of the third child of the
     root. `reward` is the mean reward of the `visits` answers through it, or None without any, and
-    `value` the same with a scorer's value as one more answer, which guided the search.
+    `value` is the same mean with a scorer's value as one additional answer, which guided the
+    search.
     """
 
     node: str
@@ -176,18 +179,19 @@ class Rollout:
     the completions of one prompt within a step: (prompt.id, sample) names the rollout, prompt.id
     its group. Unknown log-probabilities, such as the student's for a dataset's tokens, are NaN in
     `policy_logprobs` and 0 in `sampling_logprobs` (a behaviour probability of 1). `candidates` are
-    the student's K likeliest tokens at each position, for teachers that must be told which tokens
-    to score.
+    the student's K most likely tokens at each position, for teachers that need a list of tokens to
+    score.
 
     `authors` holds the author of each token as an index into `AUTHORS`; None means that `source`
     wrote all of them. `turns` are the turns of a conversation with an environment, in order; they
     are empty for a single answer. `notes` are named texts about the rollout, such as an
-    environment's feedback; a privileged teacher may show them. `steps` are those that a tree search
-    kept, from the first token on; the tokens after them belong to a step that did not hold.
-    `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe gives
-    them. `states` is what the student computed as it wrote the text, for the update of its step.
-    `versions` holds each token's policy version; `policy_version` is the oldest, or all without them.
-    With `opens_thoughts` the text begins inside thoughts. `rejected` are kinds of refused values.
+    environment's feedback; a privileged teacher may show them. `steps` are the steps that a tree
+    search kept, starting at the first token; the tokens after them belong to a rejected step.
+    `reward` is the verifier's, and `judgements` are the scorers', by the names that the recipe
+    gives them. `states` are the states that the student computed while it generated the text, for
+    the update of its step. `versions` holds each token's policy version; `policy_version` is the
+    oldest version, or the version of all tokens without `versions`. With `opens_thoughts` the text
+    begins inside thoughts. `rejected` are kinds of refused values.
     """
 
     prompt: Prompt
@@ -215,7 +219,7 @@ class Rollout:
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":
-        """Return a rollout of the student's texts alone, one per turn, for a task's reward.
+        """Return a rollout that has only the student's texts, one per turn, for a task's reward.
 
         Example: `task.reward(Rollout.from_text(prompt, "8 times 7 is 56"))`.
         """
@@ -284,7 +288,9 @@ class HeadLike(Protocol):
 
 @runtime_checkable
 class StatesLike(Protocol):
-    """Hidden states that stay elsewhere until they are read: in another process or on the host."""
+    """Hidden states that are stored elsewhere until they are read: in another process or on the
+    host.
+    """
 
     @property
     def finite(self) -> bool:
@@ -294,7 +300,7 @@ class StatesLike(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self) -> Float[Tensor, "T D"]:
-        """Copy the hidden states to where they are read."""
+        """Copy the hidden states to the place where they are read."""
         ...
 
 
@@ -307,14 +313,15 @@ class TeacherSignal(TokenColumns):
     signal without any of them is empty: the rollout is not distilled. `name` identifies one of
     several teachers, and `pool` holds the answers of several at once.
 
-    All ids are the student's. `outside` are those that the teacher does not have, None if it has
-    the student's very vocabulary: the head's last column is then the mass of the teacher's own
-    other tokens. `unknown` is True at tokens that the teacher does not have: it says nothing there.
+    All ids are the student's. `outside` are the ids that the teacher does not have; the head's last
+    column is then the mass of the tokens that only the teacher has. None if both have the same
+    vocabulary. `unknown` is True at tokens that the teacher does not have: the signal is undefined
+    there.
 
-    A teacher with another tokenizer knows the probability of a span of tokens and not of each:
+    A teacher with another tokenizer knows the probability of a span of tokens, not of each token:
     `span_starts` is True at the first token of each span, and the `logprobs` of a span's tokens add
-    up to that of its text. None: each token is a span. `own` reads its tokens that the student
-    lacks, of which the head's last column is the sum.
+    up to the log-probability of its text. None: each token is a span. `own` is a head over the
+    tokens that only the teacher has; the last column of `head` is their sum.
 
     Further answers for one kind of signal have names: `extras` are columns, and `constants` are
     tensors that all tokens share.
@@ -337,7 +344,7 @@ class TeacherSignal(TokenColumns):
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
-        """The hidden states where they are read; fetches them if they wait elsewhere."""
+        """The hidden states in this process; fetches them if they are stored elsewhere."""
         hidden = self.hidden
         return hidden if hidden is None or isinstance(hidden, Tensor) else hidden.fetch()
 
@@ -348,7 +355,7 @@ class TeacherSignal(TokenColumns):
 
     @property
     def is_empty(self) -> bool:
-        """True if the teacher gave nothing for this rollout."""
+        """True if the teacher gave no signal for this rollout."""
         answers = (self.logprobs, self.topk_logprobs, self.hidden, self.pool)
         return all(answer is None for answer in answers)
 
@@ -379,7 +386,7 @@ class TeacherSignal(TokenColumns):
 
 
 def fetch_states(signals: Sequence[TeacherSignal]) -> list[Float[Tensor, "T D"] | None]:
-    """Return the hidden states of each signal; fetches those that wait elsewhere."""
+    """Return the hidden states of each signal; fetches hidden states that are stored elsewhere."""
     return [signal.states for signal in signals]
 
 
@@ -388,7 +395,7 @@ class PooledSignal(TokenColumns):
     """Several teachers' signals on one rollout, and the way to combine them.
 
     `kind` is their weighted geometric or arithmetic mean, or the sum of one loss per member. No
-    member is empty, and each has its `name`. A member whose entropy at a token exceeds `gate` nats
+    member is empty, and each has its `name`. A member with an entropy above `gate` nats at a token
     does not count there; see `practicum.functional.member_weights`.
     """
 
@@ -428,8 +435,8 @@ class TokenRecord(TokenColumns):
 
     They are NaN at tokens that are not supervised. `teacher_logprobs`, `divergence` and
     `teacher_entropy` (nats) belong to the first loss term. `weight` is the detached loss
-    coefficient of the token, summed over the terms. `reverse_kl` is to the teacher itself, whatever
-    the terms.
+    coefficient of the token, summed over the terms. `reverse_kl` is always to the teacher itself,
+    independent of the terms.
     """
 
     logprobs: Float[Tensor, " T"]
@@ -450,8 +457,8 @@ class TokenRecord(TokenColumns):
 class ForwardResult:
     """The outcome of `forward_backward`: means over all tokens, and numbers of each token in order.
 
-    `supervised` counts the tokens of each datum whose loss coefficient is not 0 after filters,
-    weights and advantages. If all of them are 0, the update leaves weights and moments unchanged.
+    `supervised` counts the tokens of each datum with a nonzero loss coefficient after filters,
+    weights and advantages. If all counts are 0, the update leaves weights and moments unchanged.
     `head_reads` are the tokens to which another process applied a teacher's head, by the teacher's
     name; in this process, the heads themselves count their tokens.
     """

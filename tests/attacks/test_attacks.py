@@ -1,7 +1,7 @@
-"""Checkpoints made by somebody who means harm: each is refused, and the canary that its payload makes never appears.
+"""Malicious checkpoints: each is refused, and the canary file of its payload never appears.
 
-Every manifest here is in order, since whoever writes the files can write the sums too. What refuses them is that the
-formats cannot carry code, that the parser of tensors is strict, and that links are not followed.
+Every manifest here is valid, since an attacker who writes the files can write the checksums too. Checkpoints are refused
+because the formats cannot carry code, the parser of tensors is strict, and links are not followed.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ Attack = Callable[[Path, Path], None]
 
 
 class Gadget:
-    """An object whose unpickling runs a shell command."""
+    """An object that runs a shell command when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -131,7 +131,7 @@ CORPUS = [
 
 
 def write_manifest(folder: Path, **changes: object) -> None:
-    """Sums and sizes that agree with what now lies in the folder."""
+    """Write checksums and sizes that match the changed folder."""
     files = {
         path.name: {
             "size": path.stat().st_size,
@@ -145,7 +145,7 @@ def write_manifest(folder: Path, **changes: object) -> None:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
-    """A run with a good checkpoint of step 10 and one of step 20 to be attacked."""
+    """Write a run with a good checkpoint of step 10 and a checkpoint of step 20 to be attacked."""
     made = RunDir.create(tmp_path / "runs", "toy")
     for step in (10, 20):
         save_checkpoint(made, step, {"student": {"w": torch.ones(4)}}, {})

@@ -1,7 +1,7 @@
-"""A capture that is no graph but holds a step to what a CUDA graph needs, and replays it by calling it again.
+"""A capture without a graph that checks a step against the limits of a CUDA graph, and replays it by calling it again.
 
-Every operation of a run is written down with the shapes of its results and the addresses of the tensors that it takes
-from outside. A replay must be the same, operation for operation: a graph would use the old shapes and addresses.
+Every operation of a run is recorded with the shapes of its results and the addresses of its outside tensors.
+A replay must be the same, operation for operation: a graph would use the old shapes and addresses.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal")
-"""Operations that wait for a number of the device, or whose shape depends on one."""
+"""Operations that wait for a number of the device, or have a shape that depends on such a number."""
 
 MAKES = ("lift_fresh", "randn", "rand", "normal_", "uniform_", "exponential_", "multinomial")
 """Operations that bring numbers from the host, or from a generator that a graph would not advance."""
@@ -22,11 +22,11 @@ Line = tuple[str, tuple[Any, ...], tuple[int, ...]]
 
 
 class NotStatic(AssertionError):
-    """What a graph could not replay."""
+    """An operation that a graph could not replay."""
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down the operations of one run of a step, and refuses those that no graph can hold."""
+    """Records the operations of one run of a step, and refuses operations that no graph can hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Recorder(TorchDispatchMode):
         )
         known = {item.untyped_storage().data_ptr() for item in taken}
         for item in made:
-            # A view of a tensor from outside is from outside. Holding what was made keeps its address its own.
+            # A view of a tensor from outside is from outside. Holding new tensors keeps their addresses unique.
             storage = item.untyped_storage().data_ptr()
             if storage not in known:
                 self._inside[storage] = item
@@ -67,7 +67,7 @@ class StrictCapture:
         self.replays = 0
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Run the step as a warm-up does, write down one run, and return a replay that compares with it."""
+        """Run the step as a warm-up does, record one run, and return a replay that compares with it."""
         step()
         first = self._record(step)
         self.captured.append(first)

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seen: set[tuple[str, str]] = set()
     left_out: list[pytest.Item] = []
     for item in items:
-        # Not every item is of a test with parameters.
+        # Some items belong to a test without parameters.
         parameters = item.callspec.params if "callspec" in vars(item) else {}  # type: ignore[attr-defined]
         chosen = parameters.get("place")
         if chosen not in REPEATED:
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The place at which `tiny` makes its models."""
+    """Return the place at which `tiny` makes its models."""
     chosen: Place = getattr(request, "param", CPU)
     Current.place = chosen
     yield chosen

@@ -1,11 +1,12 @@
-"""Tiny models of every causal architecture that transformers ships, and what works with each; see docs/models.md.
+"""Tiny models of every causal architecture that transformers ships, and the features that work with each; see docs/models.md.
 
 `python -m tests.backends.families` tries them all, each in its own process, and stores the outcome in families.json, from
-which the page is made. It takes an hour. With names or model types it only tries these, with `missing` what has no outcome yet:
-`python -m tests.backends.families SmolLM3 gemma3_text`. Those without a name here are not resumed, exported or adapted.
+which the page is generated. It takes an hour. With names or model types it only tries these; with `missing` it only tries
+architectures that have no outcome yet: `python -m tests.backends.families SmolLM3 gemma3_text`. Architectures without a name
+here are not resumed, exported or adapted.
 
-Each model has the defaults of its config but for sizes: as many layers as one period of the lists that differ between layers,
-and thresholds such as a window so short that the texts cross them.
+Each model has the defaults of its config except for sizes: one layer for each position in the period of the lists that differ
+between layers, and thresholds such as a window so short that the texts cross them.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ COLUMNS = ("load", "pack", "sample", "score", "learn", "resume", "export", "lora
 NAMED = COLUMNS[5:]
 """The columns that are only tried with the named families."""
 NOT_YET = "not tried yet: `python -m tests.backends.families missing`"
-"""What is tried; `load` as a student, `pack`: whether texts are laid end to end, `lora`: one step of adapters, exported."""
+"""The columns: `load` as a student, `pack`: whether texts are packed end to end, `lora`: one step of adapters, exported."""
 
 TINY = {
     "vocab_size": VOCABULARY + 8,
@@ -110,16 +111,16 @@ SIZES = {
     "residual_dropout": 0.0,
     "embedding_dropout": 0.0,
 }
-"""Sizes of further architectures; only the sizes that a config has are set."""
+"""Sizes of further architectures; only sizes that the config has are set."""
 
 MOST_PARAMETERS = 20_000_000
 """A model that stays larger than this is not tried."""
 
 SECONDS = 150
-"""The most seconds for one architecture in the whole table."""
+"""The maximum seconds for one architecture in the whole table."""
 
 LEFT_OUT = object()
-"""In place of a setting of `TINY` that a config does not take."""
+"""Replacements for settings of `TINY` that a config does not accept."""
 
 ENDLESS = {"max_position_embeddings": LEFT_OUT}
 NO_DROPOUT = {
@@ -150,7 +151,7 @@ MAMBA2 = {
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture: its name on the page, transformers' `model_type`, and what its config says besides `TINY`."""
+    """An architecture: its name on the page, transformers' `model_type`, and the settings of its config in addition to `TINY`."""
 
     name: str
     model_type: str
@@ -272,7 +273,7 @@ def list_families() -> list[Family]:
 
 
 def config_of(family: Family) -> PreTrainedConfig:
-    """Return the config of a tiny model of the family: its own defaults but for sizes and thresholds."""
+    """Return the config of a tiny model of the family: its defaults except for sizes and thresholds."""
     settings = {**TINY, **(family.settings or _find_sizes(family.model_type))}
     settings = {key: value for key, value in settings.items() if value is not LEFT_OUT}
     if "num_hidden_layers" not in settings:
@@ -327,7 +328,7 @@ def _shorten(described: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
 
 
 def build(family: Family, folder: Path) -> Path:
-    """Write a tiny model of the family with seeded random weights, and a tokenizer that has fewer tokens than it has rows."""
+    """Write a tiny model of the family with seeded random weights, and a tokenizer with fewer tokens than the model has rows."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config_of(family))
@@ -348,7 +349,7 @@ def _tokenizer() -> Path:
 
 
 def outcome(family: Family, folder: Path) -> dict[str, str]:
-    """Return what became of each of `COLUMNS`: "yes", "no", or in a few words why not; of a refused student, what it can yet."""
+    """Return the outcome of each of `COLUMNS`: "yes", "no", or a short reason; of a refused student, the columns that work."""
     base = build(family, folder / "base")
     config = StudentConfig(model=str(base))
     found = {"model_type": family.model_type}
@@ -359,7 +360,7 @@ def outcome(family: Family, folder: Path) -> dict[str, str]:
             score(load(config).language_model)
         return found
     found["pack"] = "yes" if student.language_model.max_packed_tokens else "no"
-    # A resumed run reads the file again. A copy in memory would lie at other addresses, which decide the last digit on some
+    # A resumed run reads the file again. A copy in memory would have other addresses, which change the last digit on some
     # processors: weights in a file are aligned to 8 bytes, copies to 64.
     is_named = family in FAMILIES
     began, adapted = (
@@ -388,7 +389,7 @@ def _noting(found: dict[str, str], column: str) -> Iterator[None]:
     except PracticumError as error:
         text = str(error).partition(": ")[2] or str(error)
         found[column] = re.sub(r" \([^)]*\)", "", text.partition(";")[0])
-    except Exception as error:  # whatever a model's code raises is an outcome
+    except Exception as error:  # any error in a model's code is an outcome
         found[column] = f"fails with {type(error).__name__}"
     else:
         found[column] = "yes"
@@ -397,14 +398,14 @@ def _noting(found: dict[str, str], column: str) -> Iterator[None]:
 def forward_alone(
     model: LanguageModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> torch.Tensor:
-    """The log-probabilities of tokens by the plain forward of transformers, one text alone."""
+    """Return the log-probabilities of tokens by the plain forward pass of transformers, for a single text."""
     logits = model.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, :, :VOCABULARY]
     predicting = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 : len(prompt) + len(tokens) - 1]
     return predicting.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
 def sample(model: LanguageModel) -> None:
-    """More requests than rows, unequal lengths, one prompt twice, with a common beginning: exact log-probabilities."""
+    """Check exact log-probabilities: more requests than rows, unequal lengths, one prompt twice, a common beginning."""
     common = random_tokens(18, 99)
     prompts = [
         common[: 18 * (number % 2)] + random_tokens(3 + 5 * number % 13, number)
@@ -422,7 +423,7 @@ def sample(model: LanguageModel) -> None:
 
 
 def score(model: LanguageModel) -> None:
-    """The log-probabilities of given tokens, several texts at once."""
+    """Check the log-probabilities of given tokens, several texts at once."""
     texts = _texts()
     answers = LocalSampler(model).score(texts, Sampled())
     with torch.no_grad():
@@ -439,7 +440,7 @@ def _texts() -> list[ScoreRequest]:
 
 
 def learn(model: LanguageModel, texts: list[ScoreRequest] | None = None) -> None:
-    """The gradient of every parameter, texts read together, is that of transformers' forward over each."""
+    """Check that gradients of texts in one batch equal the gradients of transformers' forward over each."""
     model.model.eval()
     texts = texts or _texts()
     weights = [weight for weight in model.model.parameters() if weight.requires_grad]
@@ -462,7 +463,7 @@ def learn(model: LanguageModel, texts: list[ScoreRequest] | None = None) -> None
 
 
 def _step(trainer: LocalTrainer, number: int) -> None:
-    """One step from what the model says towards something else."""
+    """Do one step away from the current distribution of the model."""
     data = data_for(trainer.language_model, rollouts()[:2])
     for datum in data:
         assert datum.signal.hidden is not None
@@ -473,7 +474,7 @@ def _step(trainer: LocalTrainer, number: int) -> None:
 
 
 def resume(model: LanguageModel, began: LanguageModel) -> None:
-    """Two steps are bit for bit one step, saved and loaded into the model as it began, and another."""
+    """Check that two steps equal, bit for bit, one step, saved and loaded into the initial model, and a second step."""
     trainer, again = LocalTrainer(model), LocalTrainer(began)
     _step(trainer, 0)
     again.load_state(copy.deepcopy(trainer.save_state()))
@@ -484,7 +485,7 @@ def resume(model: LanguageModel, began: LanguageModel) -> None:
 
 
 def with_adapters(student: LoadedModel, config: StudentConfig, folder: Path) -> None:
-    """One step of adapters alone, exported."""
+    """Do one step of only the adapters, and export them."""
     lora = config.model_copy(update={"lora": Lora(rank=4)})
     student.language_model.model.requires_grad_(False)
     set_trainable(student.language_model.model, lora, 0, student.source)
@@ -493,7 +494,7 @@ def with_adapters(student: LoadedModel, config: StudentConfig, folder: Path) -> 
 
 
 def exported(student: LoadedModel, folder: Path) -> None:
-    """transformers reads what is exported, with the logits of the student."""
+    """Check that transformers reads the export and gives the logits of the student."""
     export(student, folder)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     ids = torch.tensor([random_tokens(9, 3)])
@@ -549,7 +550,7 @@ def try_family(family: Family) -> dict[str, str]:
 
 
 def write(names: list[str]) -> None:
-    """Try the named families, or all, and store the outcome of each at once."""
+    """Try the named families, or all, and store the outcome of each immediately."""
     stored = json.loads(OUTCOME.read_text(encoding="utf-8")) if OUTCOME.is_file() else {}
     families = list_families()
     if names == ["missing"]:

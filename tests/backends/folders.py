@@ -1,4 +1,4 @@
-"""Model folders on disk: a good one, and what may be wrong with one."""
+"""Model folders on disk: a good one, and folders with faults."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ TOKENS = 7 + len(ALPHABET)
 
 
 def model_folder(folder: Path, **settings) -> Path:
-    """A from-scratch model folder with 15 tokens, two layers and width 32."""
+    """Return a from-scratch model folder with 15 tokens, two layers and width 32."""
     build_scratch_model(
         folder,
         ScratchConfig(**{"hidden_size": 32, "layers": 2, "heads": 4, **settings}),

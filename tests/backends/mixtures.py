@@ -1,4 +1,4 @@
-"""Tiny random models of families that are not plain stacks of linear maps: mixtures, maps laid out otherwise, state spaces."""
+"""Tiny random models of families that are not plain stacks of linear maps: mixtures, maps in other layouts, state spaces."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,7 +100,7 @@ FAMILIES: dict[str, Mapping[str, object]] = {
 
 
 def family_folder(folder: Path, family: str, **settings: object) -> Path:
-    """A folder with a random model of a family and the fifteen tokens of a from-scratch model."""
+    """Write a folder with a random model of a family and the fifteen tokens of a from-scratch model."""
     model_folder(folder)
     (folder / "model.safetensors").unlink()
     config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], **settings})

@@ -1,4 +1,4 @@
-"""Where the tests of a suite compute: on a CPU, on a device that is not the CPU, on a CUDA device; in float32 or bfloat16."""
+"""The devices and dtypes of test suites: a CPU, a device that is not the CPU, a CUDA device; float32 or bfloat16."""
 
 import os
 from collections import Counter
@@ -11,14 +11,14 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device and the dtype of products there."""
+    """A device and the dtype of its products."""
 
     device: str = "cpu"
     dtype: str = "float32"
 
     @property
     def is_exact(self) -> bool:
-        """True if two ways to compute the same thing differ by the rounding of float32 alone."""
+        """True if two ways to compute the same value only differ by the rounding of float32."""
         return self.dtype == "float32"
 
     def __str__(self) -> str:
@@ -28,9 +28,9 @@ class Place:
 CPU = Place()
 SECOND = Place("second")
 ON_SECOND = "PRACTICUM_SECOND_DEVICE"
-"""The variable with which a process of the tests computes on the second device alone.
+"""The variable that makes a process of the tests compute only on the second device.
 
-Torch learns of a device before the first backward pass of a process or never, and then behaves otherwise in many
+Torch registers a device before the first backward pass of a process or never, and then behaves differently in many
 places. So `test_second_device.py` starts a process for it.
 """
 
@@ -45,11 +45,11 @@ if ON_SECOND in os.environ:
     PLACES = (pytest.param(SECOND, id=str(SECOND)),)
 
 REPEATED = (SECOND, Place("cpu", "bfloat16"))
-"""The places where one case of each test is enough: they show where a tensor is and what is rounded."""
+"""The places where one case of each test is enough: they check tensor placement and rounding."""
 
 
 class Current:
-    """The place of the test that runs now."""
+    """The place of the current test."""
 
     place = CPU
 

@@ -1,9 +1,9 @@
-"""Runs on a Ray of two machines, of which the second is lost in the middle of a step.
+"""Runs on a Ray cluster of two machines that loses the second machine in the middle of a step.
 
 python -m backends.ray_lost_machine MODELS OUT
 
-Both are processes of this machine, with two logical GPUs each. Three trainers, beside whom the
-teacher is, and a sampler take all four, so there are trainers on both.
+Both are processes of this machine, with two logical GPUs each. Three trainers, which also hold the
+teacher, and a sampler take all four, so there are trainers on both.
 """
 
 import os
@@ -26,7 +26,7 @@ STORE = 100 * 2**20
 
 
 class Console(RecordingConsole):
-    """Prints what a run says."""
+    """Prints the events of a run."""
 
     def event(self, text: str) -> None:
         super().event(text)
@@ -52,7 +52,7 @@ class Machine:
         clients.wait_for = wait  # type: ignore[assignment]
 
     def kill(self) -> None:
-        """End Ray's own process first, as nothing of a lost machine can say goodbye."""
+        """End Ray's own process first, since a lost machine cannot shut down cleanly."""
         parents = [info.process.pid for infos in self.node.all_processes.values() for info in infos]
         pids = [*parents, *(pid for parent in parents for pid in find_descendants(parent))]
         killed = [pid for pid in pids if is_trainer(pid)]

@@ -1,4 +1,4 @@
-"""One Ray on this machine for all tests of a session, as small as it can be."""
+"""One Ray on this machine for all tests of a session, as small as possible."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray")
     from practicum.backends.ray.placement import connect
 
-    # Each module that imports this fixture has one of its own.
+    # Each module that imports this fixture has a separate one.
     if ray.is_initialized():
         yield
         return

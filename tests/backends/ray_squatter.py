@@ -1,4 +1,4 @@
-"""A run on a Ray of logical GPUs, of which another user takes one when a trainer was lost.
+"""A run on a Ray cluster of logical GPUs, where another user takes a GPU after a trainer was lost.
 
 python -m backends.ray_squatter MODELS OUT
 """
@@ -22,7 +22,7 @@ class Squatter:
 
 
 class SharingConsole(RecordingConsole):
-    """Lets another user take a GPU as soon as the run says that it lost a trainer."""
+    """Lets another user take a GPU as soon as the run reports a lost trainer."""
 
     squatter: Any = None
 
@@ -35,7 +35,7 @@ class SharingConsole(RecordingConsole):
 
 
 def main() -> None:
-    """Start Ray with four GPUs: those of two trainers, a sampler and a teacher."""
+    """Start Ray with four GPUs: two trainers, a sampler and a teacher."""
     os.environ["PRACTICUM_FAULT"] = "rank-1.differentiated:3"
     connect(object_store_memory=100 * 2**20, num_gpus=4)
     backend = {"type": "ray", "trainers": 2, "restarts": 1}

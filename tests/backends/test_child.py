@@ -1,4 +1,4 @@
-"""A run whose models live in another process is the run of one process, byte for byte."""
+"""A run with models in another process equals the run of one process, byte for byte."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 SHORT = ("a following teacher", "candidates and a reference")
-"""The runs of the suite; `make slow` has all."""
+"""The runs of the suite; `make slow` does all of them."""
 
 
 @pytest.mark.parametrize(

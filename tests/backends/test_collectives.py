@@ -1,4 +1,4 @@
-"""The bytes of an update's collectives, measured in the ranks, are those of the plan."""
+"""The measured bytes of an update's collectives in the ranks equal the plan."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,9 @@ from .tiny import tiny
 
 
 class ReceivedBytes(TorchDispatchMode):
-    """Counts the bytes of weights and gradients that a rank receives, and apart those of numbers about tokens.
+    """Counts the received bytes of weights and gradients of a rank, and separately the bytes of per-token numbers.
 
-    In a ring of n ranks, each receives all but one n-th of what is gathered or added up, and of a
-    sum that all get it receives that twice.
+    In a ring of n ranks, each receives all but one n-th of gathered or reduced tensors, and twice that for an all-reduce.
     """
 
     def __init__(self, shards: int, count: int) -> None:
@@ -92,6 +91,6 @@ def test_measured_bytes_are_planned_within_one_percent(
         measure_dims(model), measure_trainable(model), count, shards, answers[0][2], 2
     )
     assert sum(tensors for tensors, _, _ in answers) == pytest.approx(planned, rel=0.01)
-    # The statistics of an update: some numbers a token.
+    # The statistics of an update: some numbers per token.
     tokens = sum(len(datum.rollout.tokens) for datum in datums(architecture))
     assert answers[0][1] < (count - 1) * (100 * tokens + 4096)

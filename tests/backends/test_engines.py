@@ -25,7 +25,7 @@ SAMPLED = {"objective": {"signal": "sampled", "divergence": "reverse_kl"}}
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The double in the place of the package `vllm`."""
+    """Return the double of the package `vllm`."""
     return install(monkeypatch)
 
 
@@ -60,7 +60,7 @@ def test_a_run_by_the_engine_is_that_of_the_local_sampler(
     assert max(curve(run, "sampler_mismatch")) < 1e-4
     assert max(curve(run, "canary")) < 1e-4
     (engine,) = package.made
-    # A rehearsal, the weights before each of 4 steps, and none for an evaluation that there is not.
+    # A rehearsal, the weights before each of 4 steps, and none for the disabled evaluation.
     assert engine.core.loads == 1 + 4 and engine.ended
 
 
@@ -213,7 +213,7 @@ def test_a_run_does_not_resume_with_another_engine(
     with pytest.raises(RecipeError, match=r"vllm 0\.32\.0 in process .* vllm 0\.33\.0"):
         toy_run(models, tmp_path, engine, resume=True)
     package.__version__ = VERSION
-    # How much of the memory it takes changes no token.
+    # The share of memory it takes does not change a token.
     toy_run(models, tmp_path, {"rollout.engine": {"type": "vllm", "memory": 0.2}}, resume=True)
 
 

@@ -1,4 +1,4 @@
-"""What can be done with each architecture is what docs/models.md says, made from `families.json`."""
+"""The features of each architecture are as docs/models.md says, generated from `families.json`."""
 
 import json
 import warnings
@@ -21,7 +21,7 @@ MECHANISMS = {
     "Bloom": "biases in place of positions",
     "RWKV": "a refusal",
 }
-"""The families of `make test`, and what only they have. `make slow` tries them all."""
+"""The families of `make test`, and properties that only they have. `make slow` tries them all."""
 SHORTEST = ("Qwen3", "SmolLM3", "Ministral 3", "LFM2")
 """The families of `make check`."""
 
@@ -65,5 +65,5 @@ def test_the_outcome_is_as_written_down(family):
     if WRITTEN[family.name].get("not run") == NOT_YET:
         pytest.skip(NOT_YET)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own, about configs as small as these
+        warnings.simplefilter("ignore")  # transformers' own warning about configs as small as these
         assert try_family(family) == WRITTEN[family.name]

@@ -1,4 +1,4 @@
-"""What an update costs grows with its rollouts and tokens, and no faster: counted, not timed."""
+"""The cost of an update grows with its rollouts and tokens, and no faster: counted, not timed."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_a_loss_of_given_targets_is_read_once_a_text(monkeypatch):
 
 
 def build_groups(count: int, length: int = 40) -> list[ScoreRequest]:
-    """Four ragged completions of each prompt, under one system prompt."""
+    """Return four ragged completions of each prompt, under one system prompt."""
     system = random_tokens(32, 1)
     return [
         ScoreRequest(
@@ -110,7 +110,7 @@ def test_a_packing_grows_with_its_texts():
 
 
 def test_the_mask_of_shared_prompts_grows_with_their_length():
-    """64 texts of a thousand tokens took 310 MB of masks."""
+    """Check masks: 64 texts of a thousand tokens took 310 MB of them."""
     short, long = (PackedBatch(build_groups(64, length), CPU) for length in (500, 1000))
     assert count_bytes(long) < 2 * count_bytes(short)
     assert long._mask.nbytes <= 4 * QUERY_ROWS * (QUERY_ROWS + 32 + 2 * 1000 + 27)

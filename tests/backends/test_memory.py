@@ -1,4 +1,4 @@
-"""A micro-batch that does not fit is halved until it does, and what never fits is said."""
+"""A micro-batch that does not fit is halved until it fits, and an error names a row that never fits."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_errors_of_the_allocators_are_recognised():
 
 
 class TooLarge(torch.overrides.TorchFunctionMode):
-    """A machine on which no linear map may read more than so many rows."""
+    """A machine on which no linear map may read more than `rows` rows."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()

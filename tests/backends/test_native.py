@@ -1,4 +1,4 @@
-"""The compiled decode step gives what transformers' modules give, for each vector width and number of threads."""
+"""The compiled decode step gives the results of transformers' modules, for each vector width and number of threads."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ PARAMS = SamplingParams(24, temperature=0.7, stop_ids=frozenset({2, 17, 30}))
 
 @pytest.fixture(params=WIDTHS)
 def compiled(request, monkeypatch):
-    """The program for one vector width, in place of the one for the widest."""
+    """Return the program for one vector width, in place of the program for the widest."""
     made = open_program(request.param)
     for place in ("", ".library"):
         monkeypatch.setattr(f"practicum.backends.local.native{place}.load_library", lambda: made)
@@ -127,7 +127,7 @@ def test_adapters_are_a_part_of_the_weights(compiled):
 
 
 def test_weights_that_replace_the_models_are_used(compiled):
-    """A snapshot or self-teacher has weights of its own; the model's are untouched."""
+    """A snapshot or self-teacher has separate weights; the model's are untouched."""
     model, other = make(), make(seed=1)
     overlay = {name: weight.data for name, weight in other.model.named_parameters()}
     expected = sample(other)
@@ -150,7 +150,7 @@ def test_the_bits_depend_neither_on_the_slots_nor_on_the_threads(compiled):
             torch.set_num_threads(count)
             for one, twin in zip(sample(model, rows), expected, strict=True):
                 assert torch.equal(one.tokens, twin.tokens)
-                # The prompts are read by torch, whose products do depend on both.
+                # The prompts are read by torch, and its products do depend on both.
                 torch.testing.assert_close(
                     one.policy_logprobs, twin.policy_logprobs, rtol=0, atol=1e-5
                 )

@@ -21,7 +21,7 @@ from .tiny import random_tokens, tiny
 
 @pytest.fixture(params=VECTORS)
 def part(request: pytest.FixtureRequest) -> Any:
-    """A layer of no modules, for one vector width."""
+    """Return a layer without modules, for one vector width."""
     return layer._Layer(open_program(request.param), 0, {}, 0.1)
 
 
@@ -35,7 +35,7 @@ def assert_alike(
     define: Callable[..., torch.Tensor],
     inputs: list[torch.Tensor],
 ) -> None:
-    """Compare values and gradients with those of a definition in float64, and bits over threads."""
+    """Compare values and gradients with a definition in float64, and bits over threads."""
     exact = [x.detach().double().requires_grad_() for x in inputs]
     out, expected = compute(*inputs), define(*exact)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
@@ -100,7 +100,7 @@ def test_a_number_that_is_none_stays_one(part: Any) -> None:
 
 
 def read(model: LanguageModel, decoding: Decoding) -> list[torch.Tensor]:
-    """The states and gradients of packed texts with a common beginning."""
+    """Return the states and gradients of packed texts with a common beginning."""
     root = random_tokens(40, 1)
     texts = [
         ScoreRequest((*root, 5), random_tokens(9, 3)),

@@ -18,7 +18,7 @@ def build_kernel() -> NativeReverseKL:
 
 
 def draw_logits(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ordinary rows, one far apart, one with a token that the teacher finds impossible, two equal ones."""
+    """Draw ordinary rows, one far apart, one with a token that is impossible for the teacher, two equal ones."""
     generator = torch.Generator().manual_seed(columns)
     student = 3 * torch.randn(5, columns, generator=generator)
     teacher = student + torch.randn(5, columns, generator=generator)

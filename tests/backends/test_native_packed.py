@@ -27,7 +27,7 @@ CASES = {
     "long root": ([[range(300)], [range(300), range(300, 420)]], 4, 1, 128, 128),
     "few vectors": ([[range(70)], [range(70), range(70, 90)]], 2, 1, 16, 48),
 }
-"""The places of each segment and those above it, query heads, groups, and the widths of keys and values."""
+"""The positions of each segment and the positions before it, query heads, groups, and the widths of keys and values."""
 
 
 Build = Callable[[list[list[range]]], NativeSegments]

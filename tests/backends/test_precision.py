@@ -1,6 +1,6 @@
 """A student with `dtype: bfloat16`: which tensors are rounded, which are not, and how often.
 
-The dtypes do not depend on the device, so what is held here on a CPU holds on a CUDA device.
+The dtypes do not depend on the device, so the results on a CPU also hold on a CUDA device.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ PARAMS = SamplingParams(max_new_tokens=12)
 
 @dataclass
 class Operations(TorchDispatchMode):
-    """The dtypes of the operands of every operation, and the entries that were cast."""
+    """Records the dtypes of the operands of every operation, and the entries that were cast."""
 
     dtypes: Counter[tuple[str, tuple[torch.dtype, ...]]] = field(default_factory=Counter)
     cast_shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -58,14 +58,14 @@ class Operations(TorchDispatchMode):
         return result
 
     def list_dtypes(self, names: tuple[str, ...]) -> set[torch.dtype]:
-        """The dtypes of all operands of these operations."""
+        """Return the dtypes of all operands of these operations."""
         return {
             dtype for (name, floats), _ in self.dtypes.items() if name in names for dtype in floats
         }
 
 
 def build_student(architecture: str = "qwen3", *, adapters: bool = False) -> LanguageModel:
-    """Float32 weights that learn, and products in bfloat16; with adapters, over a base in bfloat16."""
+    """Return a student with trained float32 weights and products in bfloat16; with adapters, over a base in bfloat16."""
     student = replace(tiny(architecture), autocast=True)
     if adapters:
         student.model.to(torch.bfloat16)
@@ -156,7 +156,7 @@ def test_an_update_multiplies_in_bfloat16_normalises_in_float32_and_learns_in_fl
         torch.float32
     }
     by_product = {key: count for key, count in operations.dtypes.items() if key[0] in PRODUCTS}
-    # Float32 operands are the widened blocks of the head's rows: on a CUDA device there are none.
+    # Float32 operands are the widened blocks of the head's rows: a CUDA device has no such blocks.
     body = sum(
         count for (_, floats), count in by_product.items() if set(floats) == {torch.bfloat16}
     )
@@ -165,7 +165,7 @@ def test_an_update_multiplies_in_bfloat16_normalises_in_float32_and_learns_in_fl
 
 
 def test_scores_and_updates_read_the_same_logits():
-    """The policy's log-probabilities of sampling, scoring and learning differ by rounding only."""
+    """Check that the policy's log-probabilities of sampling, scoring and learning differ by rounding only."""
     student = build_student()
     sampler = LocalSampler(student, batch_size=2)
     samples = sampler.sample(REQUESTS, PARAMS)
@@ -194,7 +194,7 @@ def test_only_linear_maps_of_float32_are_rounded():
 
 
 def test_a_bfloat16_student_learns_what_a_float32_one_does():
-    """The gradient of the whole step, rounded operands against exact ones."""
+    """Compare the gradient of the whole step for rounded operands with exact ones."""
     exact, rounded = tiny("qwen3"), build_student("qwen3")
     exact.model.requires_grad_(True)
     data: list[Datum] = data_for(tiny(seed=1), rollouts())
@@ -204,6 +204,6 @@ def test_a_bfloat16_student_learns_what_a_float32_one_does():
         found.append(
             torch.cat([weight.grad.flatten() for weight in student.trainable_parameters().values()])
         )
-    # Nearly all of it is the body's: without rounding in the head the difference is 0.098, with it 0.099.
+    # Nearly all of it comes from the body: without rounding in the head the difference is 0.098, with it 0.099.
     assert (found[0] - found[1]).norm() < 0.12 * found[0].norm()
     assert rounded.head().operand is not None and len(rounded.head().rows) == VOCABULARY

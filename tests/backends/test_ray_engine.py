@@ -1,4 +1,4 @@
-"""Samplers of a cluster that sample by vLLM: a double in one process, and the same in a run over Ray."""
+"""Samplers of a cluster that use vLLM: a double in one process, and the same in a run over Ray."""
 
 import pickle
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def start(models: Path, engine: Any) -> ModelProcess:
 
 
 def publish(process: ModelProcess, number: int) -> Weights:
-    """Weights that differ from the loaded ones by the number."""
+    """Return weights that differ from the loaded ones by the number."""
     process.describe()
     model = process._language_model
     assert model is not None
@@ -74,7 +74,7 @@ def test_a_sampler_by_an_engine_draws_what_the_local_one_draws(
         for one, other in zip(expected, samples, strict=True):
             assert one.tokens.equal(other.tokens)
             torch.testing.assert_close(one.policy_logprobs, other.policy_logprobs)
-    # A rehearsal, and a hand-over for each of the two numbers.
+    # A rehearsal, and one transfer for each of the two numbers.
     assert package.made[0].core.loads == 1 + 2
 
 

@@ -28,7 +28,7 @@ STARTED = 400.0
 
 @pytest.fixture
 def command(models: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run on Ray with more steps than it will take."""
+    """Start a run on Ray with more steps than it will take."""
     changes: dict[str, Any] = on_ray(trainers=1) | {"train.steps": 100_000, "evaluation.prompts": 0}
     recipe = write_recipe(models, tmp_path / "toy.yaml", changes)
     words = [sys.executable, "-m", "practicum", "run", str(recipe), "--out", str(tmp_path)]

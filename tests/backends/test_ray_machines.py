@@ -1,4 +1,4 @@
-"""A machine that is lost in the middle of a step ends the run in one line, or leaves it to the other machine."""
+"""A machine that is lost in the middle of a step ends the run in one line, or the run continues on the second machine."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ def test_a_machine_that_is_lost_leaves_the_run_to_the_other(models: Path, tmp_pa
     answer = subprocess.run(
         [sys.executable, "-m", "backends.ray_lost_machine", str(models), str(tmp_path)],
         cwd=Path(__file__).parents[1],
-        # Ray reads this once, when it is imported, which a run does after it has set it.
+        # Ray reads this once, when it is imported, and a run imports it after setting it.
         env=environment({"RAY_DEDUP_LOGS_SKIP_REGEX": RAYS_PARAGRAPHS}),
         capture_output=True,
         text=True,
@@ -31,7 +31,7 @@ def test_a_machine_that_is_lost_leaves_the_run_to_the_other(models: Path, tmp_pa
     said = answer.stdout
     assert "(raylet)" not in said + answer.stderr, "Ray's own paragraphs"
     lost = (
-        r"after step 2: trainer \d was lost in forward_backward; nothing of this step is kept, go on "
+        r"after step 2: trainer \d was lost in forward_backward; this step is discarded; resume "
         r"from .* \(newest checkpoint: of step 2\)"
     )
     assert re.search(rf"^exit 8: {lost}$", said, re.M)

@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the bytes of the largest tensor that an operation returns."""
+    """Records the bytes of the largest tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()

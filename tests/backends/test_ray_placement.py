@@ -1,4 +1,4 @@
-"""The GPUs of a cluster are counted before a process takes one, and a cluster that cannot be joined is said."""
+"""The GPUs of a cluster are counted before a process takes one, and a cluster that cannot be joined is reported."""
 
 import itertools
 import re
@@ -109,7 +109,7 @@ def test_gpus_are_counted_once_ray_has_given_up_a_machine_that_is_gone(
 def test_a_process_that_went_with_a_machine_is_not_waited_for_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ray starts it again where a GPU is free; where none is, it would wait for half an hour."""
+    """Ray restarts it where a GPU is free; without a free GPU, it would wait for half an hour."""
     gpus = [3.0, 4.0, 3.0, 3.0, 3.0]
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "nodes", list)

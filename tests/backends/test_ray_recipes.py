@@ -1,4 +1,4 @@
-"""Recipes of methods with writers, judges and anchors of their own give over Ray the run of one process."""
+"""Method recipes with separate writers, judges and anchors give the same run over Ray as in one process."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.usefixtures("cluster"),
-    # Ray's own threads and sockets, which it closes in its own time.
+    # Ray's own threads and sockets are closed by Ray later.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -40,7 +40,7 @@ SHORT = {
         "scorers.discriminator.warmup_steps=1",
     ],
 }
-"""What makes each recipe a matter of seconds."""
+"""Changes that reduce each recipe to seconds."""
 
 
 def test_notes_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_notes_over_ray_are_those_of_one_process(models: Path, tmp_path: Path) -
 def test_answers_of_which_nothing_is_learned_count_over_ray_as_in_one_process(
     models: Path, tmp_path: Path
 ) -> None:
-    """A teacher that sees a right sibling is silent where there is none (SDPO 2601.20802)."""
+    """A teacher that sees a right sibling gives no signal if no sibling is right (SDPO 2601.20802)."""
     changes = {
         "student.model": str(models / "teacher"),
         "teacher": {**HINTED["teacher"], "reference": None, "question": "{question}{sibling}"},
@@ -76,7 +76,7 @@ def test_answers_of_which_nothing_is_learned_count_over_ray_as_in_one_process(
 def test_users_over_ray_are_answered_and_learned_from_as_by_one_process(
     models: Path, tmp_path: Path
 ) -> None:
-    """The same user says the same words to both, one after the other; a recorded file gives the same run."""
+    """The same user sends the same words to both runs in turn; a recorded file gives the same run."""
     folders = {}
     for name, backend in (("one", {}), ("two", {"backend": CLUSTER})):
         changes = {**served(free_port()), **backend}
@@ -93,7 +93,7 @@ def test_users_over_ray_are_answered_and_learned_from_as_by_one_process(
 
 
 def test_segments_over_ray_give_the_run_of_one_process(models: Path, tmp_path: Path) -> None:
-    """Answers go on with newer weights; a resumed run goes on with those that waited."""
+    """Answers continue with newer weights; a resumed run continues with the answers that waited."""
     one = toy_run(models, tmp_path / "one", IN_SEGMENTS).folder
     two = toy_run(models, tmp_path / "two", {**IN_SEGMENTS, "backend": CLUSTER}).folder
     assert_close_runs(one, two)

@@ -1,6 +1,6 @@
-"""A scorer that learns in a process of its own is that of this process; here without a Ray.
+"""A scorer that learns in a separate process gives the results of this process; here without Ray.
 
-Whole runs are in test_ray, and what the driver holds is in test_ray_memory.
+Whole runs are in test_ray, and the driver's memory is in test_ray_memory.
 """
 
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ SLOPES = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.5])
 
 
 class Reference:
-    """Stands for an object of the object store."""
+    """Replaces an object of the object store."""
 
     def __init__(self, content: Any) -> None:
         self.content = content
 
 
 class OneProcess(RankGroup):
-    """A group of one process, which is this one."""
+    """A group of one process, which is this process."""
 
     def __init__(self, process: ScalarProcess) -> None:
         self.process = process
@@ -75,7 +75,7 @@ def test_a_scorer_in_another_process_learns_the_same_and_is_saved_where_it_is(
             assert theirs.untyped_storage().nbytes() == theirs.nbytes, "no more is sent"
     assert there.predict([]) == []
 
-    # What is saved is never read here: another process writes the file.
+    # This process never reads the saved state: another process writes the file.
     state = copy_to_host(there.save_state())
     assert all(isinstance(tensor, RayTensor) for tensor in state.values())
     assert sum(tensor.nbytes for tensor in state.values()) == sum(

@@ -1,4 +1,4 @@
-"""Teachers in shards: in processes of their own, and beside the trainers."""
+"""Sharded teachers: in separate processes, and together with the trainers."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def test_a_teachers_shard_that_dies_is_named(
 
 @pytest.mark.parametrize("changes", [{"teachers": "beside"}, {"teachers": 2, "teacher_shards": 2}])
 def test_residency_of_a_teacher_in_shards_is_refused(models: Path, changes: dict[str, Any]) -> None:
-    """When the recipe is read, wherever the model is in it."""
+    """At recipe parsing, wherever the model is in the recipe."""
     inside = {
         "type": "privileged",
         "teacher": {"type": "model", "model": str(models / "teacher"), "residency": "swap"},
@@ -75,7 +75,7 @@ def test_fewer_bits_of_a_teacher_in_shards_are_refused(models: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"teachers": 3, "teacher_shards": 2}, "write teachers: 2"),
+        ({"teachers": 3, "teacher_shards": 2}, "set teachers: 2"),
         ({"teachers": "beside", "teacher_shards": 2}, "leave teacher_shards out"),
         ({"teachers": 0}, "greater than or equal to 1"),
         ({"teachers": "aside"}, "beside"),

@@ -1,4 +1,4 @@
-"""Trainer, sampler, scorer and self-teacher on a device that is not the CPU, in a process of its own."""
+"""Trainer, sampler, scorer and self-teacher on a device that is not the CPU, in a separate process."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ SHORT = (
     "test_texts_of_ragged_lengths_are_those_of_the_modules",
     "test_a_window_is_one_transfer_there_and_one_back",
 )
-"""The tests of the suites that are run there by `make test`; `make slow` runs all."""
+"""The tests of the suites that `make test` runs there; `make slow` runs all."""
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ SHORT = (
     ids=["short", "whole"],
 )
 def test_the_suites_pass_on_a_second_device(is_whole: bool) -> None:
-    """The short form takes one case of some tests; shapes are checked where they are tested on a CPU."""
+    """The short form takes one case of some tests; shapes are checked by the tests on a CPU."""
     files = [str(next(HERE.rglob(f"{name}.py"))) for name in SUITES]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
     options += [] if is_whole else ["--every", "24", "-k", " or ".join(SHORT)]
@@ -52,7 +52,7 @@ def test_the_suites_pass_on_a_second_device(is_whole: bool) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_what_needs_one_is_skipped_and_says_why(tmp_path: Path) -> None:
-    """Also tests whose fixtures make models there."""
+    """Also skip tests with fixtures that create models there."""
     files = [str(HERE / "local" / name) for name in ("test_packing.py", "test_self_teacher.py")]
     options = ["-q", "-rs", "-n", "0", "-p", "no:cacheprovider", "-m", "gpu"]
     output = tmp_path / "output"

@@ -1,4 +1,4 @@
-"""A trainer over shards computes what a trainer of one process computes."""
+"""A sharded trainer computes the results of a trainer in one process."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -85,7 +85,7 @@ def check_cases(
     answers = run_ranks(folder, count, work)
     for place, (architecture, number, limit) in enumerate(cases):
         data = datums(architecture)
-        # Other cuts round otherwise, in one process too.
+        # Other cuts round differently, in one process too.
         share = min(limit, -(-count_tokens(data) // count))
         limits = TrainerLimits(micro_batch_tokens=share, chunk_tokens=7)
         expected = update(LocalTrainer(tiny(architecture), limits), data, OBJECTIVES[number])
@@ -138,7 +138,7 @@ GROUPED = [
     {"signal": "logits(2)", "estimator": "score_function(baseline=group_mean)"},
     {"signal": "logits(3, soft)", "correction": "ratio_clip(0.3, 0.1)"},
 ]
-"""Terms whose coefficients compare the answers of a prompt, or tokens far apart."""
+"""Terms with coefficients that compare the answers of a prompt, or tokens far apart."""
 
 
 def test_terms_over_answers_and_returns_have_the_gradient_of_one_process(tmp_path: Path) -> None:

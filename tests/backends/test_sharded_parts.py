@@ -1,4 +1,4 @@
-"""The checkpoints of sharded ranks: copied off the devices a tensor at a time, and written later."""
+"""The checkpoints of sharded ranks: copied from the devices tensor by tensor, and written later."""
 
 import weakref
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Adapters that share their base say, bit for bit, what each says merged, and the base is in memory once."""
+"""Adapters with a shared base give, bit for bit, the results of merged adapters, and the base is in memory once."""
 
 import gc
 from collections.abc import Callable
@@ -22,20 +22,20 @@ from practicum.types import SamplingParams, ScoreRequest
 from .folders import change_json, model_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-"""peft's own call of a name that transformers has deprecated."""
+"""peft calls a name that transformers has deprecated."""
 
 REQUESTS = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((5,), (4,))]
 COUNT = 4
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "maps": {"target_modules": ["q_proj", "down_proj"], "use_rslora": True},
-    "a head of its own": {"target_modules": ["v_proj", "lm_head"]},
+    "a separate head": {"target_modules": ["v_proj", "lm_head"]},
     "magnitudes": {"target_modules": ["v_proj"], "use_dora": True},
 }
 
 
 def write_adapter(folder: Path, base: Path, seed: int, **settings: Any) -> Path:
-    """An adapter folder that peft itself wrote."""
+    """Write an adapter folder with peft itself."""
     torch.manual_seed(seed)
     choices = {"r": 2, "lora_alpha": 8, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
     config = LoraConfig(**{**choices, "target_modules": ["q_proj", "down_proj"], **settings})
@@ -46,7 +46,7 @@ def write_adapter(folder: Path, base: Path, seed: int, **settings: Any) -> Path:
 
 
 def untie_head(folder: Path) -> None:
-    """Give the model a head that is not its embedding, so that an adapter may change it alone."""
+    """Give the model a head that is not its embedding, so that an adapter may change only the head."""
     path = folder / "model.safetensors"
     weights = load_file(path)
     save_file(
@@ -71,7 +71,7 @@ def load(tmp_path: Path) -> Callable[[Path, str], Model]:
 
 
 def count_weights() -> int:
-    """The bytes of all parameters that are alive, each storage once."""
+    """Return the bytes of all live parameters, each storage once."""
     gc.collect()
     weights = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Parameter)]
     storages = [weight.untyped_storage() for weight in weights if weight.device.type == "cpu"]

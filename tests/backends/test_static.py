@@ -1,4 +1,4 @@
-"""The static step samples what transformers' modules sample, whatever its slots, windows and pages."""
+"""The static step samples the same tokens as transformers' modules, for any slots, windows and pages."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ TOKENIZER = build_character_tokenizer([chr(33 + number) for number in range(VOCA
 
 
 def requests(count=9):
-    """Prompts of unequal lengths, two of them twice."""
+    """Return prompts of unequal lengths, two of them twice."""
     prompts = [random_tokens(3 + 7 * (row % 4) % 19, row % 7) for row in range(count)]
     return [SampleRequest(prompt, row) for row, prompt in enumerate(prompts)]
 
@@ -115,7 +115,7 @@ def test_what_is_drawn_after_a_stop_text_is_dropped():
 
 
 def test_the_sampler_takes_the_static_step_and_says_what_the_model_says():
-    """Also in bfloat16: the log-probabilities are those of a pass over the texts, up to rounding."""
+    """Also in bfloat16: the log-probabilities equal a forward pass over the texts, up to rounding."""
     model = replace(tiny("qwen3"), decoding=Decoding.MASKED_GRAPH)
     samples = LocalSampler(model, batch_size=4).sample(requests(), SamplingParams(20))
     for request, item in zip(requests(), samples, strict=True):
@@ -163,7 +163,7 @@ def test_a_model_that_diverged_is_an_error():
 
 
 def test_a_call_can_be_left_often():
-    """Other work of a service goes on between windows and between the prompts that are read."""
+    """Other work of a service continues between windows and between the prompts that are read."""
     steps = open_loop(tiny(), SamplingParams(24), rows=9, window=4).run(9)
     assert sum(1 for _ in steps) == 9 + 24 // 4
 
@@ -172,7 +172,7 @@ def test_a_call_can_be_left_often():
 
 
 def test_pages_are_those_of_the_tokens_and_all_come_back():
-    """One long text beside short ones does not make every row as long as it is."""
+    """One long text among short ones does not make every row equally long."""
     short = [SampleRequest(random_tokens(4, row), row) for row in range(20)]
     asked = [SampleRequest(random_tokens(90, 99), 99), *short]
     loop = open_loop(tiny(), SamplingParams(8), rows=4, asked=asked)
@@ -194,7 +194,7 @@ def test_a_text_takes_pages_as_it_grows():
 
 
 def test_rows_beyond_the_memory_wait():
-    """As many texts decode as fit at their full length, and one in any case; they are the same texts."""
+    """As many texts decode as fit at their full length, and always at least one; the texts are the same."""
     model, asked = tiny(), requests(6)
     expected = sample(model, rows=6, asked=asked)
     page = open_loop(model)._program.pool.page_bytes
@@ -256,7 +256,7 @@ def test_a_captured_step_samples_what_the_same_step_samples_without_a_graph(plac
 
 @pytest.mark.gpu
 def test_the_trial_takes_the_flash_kernel(place):
-    """Its texts are in more than one page; a warning says why it is refused."""
+    """Its texts occupy more than one page; a warning states why it is refused."""
     if place == CPU or place.is_exact:
         pytest.skip("the flash kernel is for 16 bits on a CUDA device")
     model = tiny("qwen3")

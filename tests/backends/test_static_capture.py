@@ -1,4 +1,4 @@
-"""The static step is one that a CUDA graph can hold: fixed shapes and addresses, no wait, no number of the host."""
+"""The static step fits a CUDA graph: fixed shapes and addresses, no wait, no number from the host."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_replays_are_the_captured_step(name):
-    """Each operation has its old shape and address at every token, and gives the same completions."""
+    """Check that each operation keeps its shape and address at every token, and gives the same completions."""
     params = SamplingParams(12, stop_ids=STOPS, **DISTRIBUTIONS[name])
     capture, model = StrictCapture(), tiny("qwen3")
     samples = sample(model, params, capture=capture, window=4)
@@ -28,7 +28,7 @@ def test_replays_are_the_captured_step(name):
 
 
 def test_few_steps_are_captured_for_many_completions():
-    """One for each power of two of rows and of pages, and again when the stores have grown."""
+    """Check one capture for each power of two of rows and of pages, and again when the stores have grown."""
     asked = [SampleRequest(random_tokens(5 + row % 9, row), row) for row in range(40)]
     capture = StrictCapture()
     loop = open_loop(tiny(), SamplingParams(20, stop_ids=STOPS), 8, asked, capture=capture)
@@ -47,7 +47,7 @@ def test_few_steps_are_captured_for_many_completions():
     ],
 )
 def test_nothing_grows_over_many_tokens(texts, tokens):
-    """The same operations at the first token and at the last, in stores of a size that was known before."""
+    """Check the same operations at the first token and at the last, in stores of a previously known size."""
     capture = StrictCapture()
     asked = [SampleRequest(random_tokens(5, row), row) for row in range(texts)]
     loop = open_loop(tiny(), SamplingParams(251), 2, asked, capture=capture, page_tokens=256)

@@ -39,7 +39,7 @@ def test_the_noise_is_that_of_the_streams_of_the_cpu(seeds, vocabulary):
 
 
 def test_the_words_are_those_of_the_twister():
-    """The first and the ten thousandth number of the reference program (C++ names the last one in its standard)."""
+    """The first and the ten thousandth number of the reference program (the C++ standard states the last one)."""
     words = noise._extend(noise.read_stream(5489)[None], 10_000)
     numbers = noise._temper(words[:, noise.WORDS :])[0]
     assert numbers[0].item() == 3_499_211_612
@@ -63,7 +63,7 @@ def test_a_row_writes_after_its_text_and_rows_without_one_into_page_0():
 
 
 def test_the_flash_kernel_is_given_what_the_mask_computes():
-    """The kernel's twin reads each row's pages alone, as the kernel's documentation says."""
+    """Check that the kernel's twin only reads each row's pages, as the kernel's documentation states."""
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.randn(2, 8, 4, 2, 6, generator=generator)
     queries = torch.randn(3, 4, 6, generator=generator)
@@ -115,7 +115,7 @@ def test_adapters_stay_beside_their_weights():
 
 
 def test_an_adapter_too_small_for_bfloat16_is_not_lost():
-    """Added to weights of bfloat16, factors of a thousandth of a step would leave them as they are."""
+    """Use factors of a thousandth of a step, which would not change weights of bfloat16."""
     model = replace(make(adapters=True), autocast=True)
     for name, weight in model.model.named_parameters():
         if "lora_" in name:
@@ -177,7 +177,7 @@ def test_a_kernel_that_refuses_is_passed_over(monkeypatch, caplog):
     monkeypatch.setattr(trial, "list_graphs", lambda model, width: list(trial_attention()))
     assert find_graph(tiny()) is Decoding.MASKED_GRAPH
     (record,) = caplog.records
-    assert "cannot decode so (paged keys" in record.message
+    assert "does not work on this device (paged keys" in record.message
     assert "\n" not in record.message
 
 

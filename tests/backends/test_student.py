@@ -1,4 +1,4 @@
-"""The student that learns is the very function that samples; what a config drops in training is off unless it is asked for."""
+"""The student that learns is the same function that samples; dropout of a config is off unless it is requested."""
 
 import pytest
 import torch
@@ -20,16 +20,16 @@ NOISY = {
     "mixtral": {"router_jitter_noise": 0.3},
     "phimoe": {"router_jitter_noise": 0.3, "input_jitter_noise": 0.3},
 }
-"""Families with what makes them noisy in training; the first two are by default."""
+"""Families with the settings that make them noisy in training; the first two are noisy by default."""
 
 
 def learner(folder, **choices):
-    """The student with the remarks of its making."""
+    """Return the student with the notes from its creation."""
     remarks: list[str] = []
     context = BackendContext(0, folder, nothing, nothing)
     with show_notes(remarks.append):
         student = build(Config(), context).load_student(StudentConfig(model=str(folder), **choices))
-    return student, remarks[1:]  # the first says what is loaded
+    return student, remarks[1:]  # the first remark reports the loaded model
 
 
 def nothing():
@@ -37,7 +37,7 @@ def nothing():
 
 
 def sampled(trainer, folder) -> list[Datum]:
-    """Completions of the student itself, with what a teacher says of others of the same lengths."""
+    """Sample completions of the student, with a teacher's signal for completions of the same lengths."""
     data = toy_data(folder)
     requests = [
         SampleRequest(datum.rollout.prompt_tokens, number) for number, datum in enumerate(data)
@@ -70,8 +70,8 @@ def test_the_learner_gives_tokens_the_probability_that_the_sampler_gave_them(tmp
     result = quiet.trainer.forward_backward(sampled(quiet.trainer, folder), Objective(), 0)
     assert result.metrics["sampler_mismatch"] < 1e-5
     assert remarks == [
-        f"student: the config of {folder} asks for dropout or a router's noise in training, which is left off; write "
-        "student.dropout: true to learn with it"
+        f"student: the config of {folder} asks for dropout or a router's noise in training, which is left off; set "
+        "student.dropout: true to train with it"
     ]
     noisy, remarks = learner(folder, dropout=True)
     result = noisy.trainer.forward_backward(sampled(noisy.trainer, folder), Objective(), 0)

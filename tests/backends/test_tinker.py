@@ -1,4 +1,4 @@
-"""A student at our own service: the same run as a student here, and what becomes of it when the service ends."""
+"""A student at our own service: the same run as a local student, and its behaviour when the service ends."""
 
 import importlib
 import sys
@@ -43,13 +43,13 @@ def served(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def at(served: Served, **more: Any) -> dict[str, Any]:
-    """The changes to a toy recipe that take its student to a service."""
+    """Return the changes to a toy recipe that move its student to a service."""
     backend = {"type": "tinker", "url": served.url, "give_up_after": 0.5, **more}
     return {**LORA, "student.model": "student", "backend": backend}
 
 
 class Events:
-    """A console that keeps what is said; `after` is called with each step's number."""
+    """A console that keeps its messages; `after` is called with each step's number."""
 
     def __init__(self, after: Callable[[int], None] = lambda step: None) -> None:
         self.said: list[str] = []
@@ -69,7 +69,7 @@ class Events:
 def test_a_run_at_a_service_is_the_run_here(
     models: Path, served: Served, tmp_path: Path, name: str
 ) -> None:
-    """Adapters, draws and the optimizer are the same, seed for seed; what differs is the rounding of other batches."""
+    """Adapters, draws and the optimizer are the same, seed for seed; only the rounding of other batches differs."""
     changes = {"objective": SUPPORTED[name], "train.steps": 3}
     here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
     there = toy_run(models, tmp_path / "there", {**at(served), **changes}).folder
@@ -116,7 +116,7 @@ def test_a_lag_that_outlives_the_services_snapshots_is_refused(
     models: Path, served: Served, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        RecipeError, match=r"rollout\.max_staleness: a service keeps few .* write 2 or less"
+        RecipeError, match=r"rollout\.max_staleness: a service keeps few .* set 2 or less"
     ):
         toy_run(
             models,
@@ -203,7 +203,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
 
         patient = {**changes, "backend": {**changes["backend"], "give_up_after": 20.0}}
         with pytest.raises(
-            TeacherError, match=r"step 2: .*was started again, or let the student go: go on from"
+            TeacherError, match=r"step 2: .*was restarted or dropped the student; resume from"
         ):
             toy_run(models, tmp_path / "again", patient, console=Events(again))  # type: ignore[arg-type]
 
@@ -213,13 +213,13 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
     [
         (
             {"objective": {"signal": "full"}},
-            "needs the student's whole distribution, which backend 'tinker' does not see; write",
+            "needs the student's whole distribution, which backend 'tinker' does not see; use",
         ),
         ({"objective": {"signal": "mc(4)"}}, "signal 'mc' needs the student's whole distribution"),
         ({"objective": {"signal": "entropy"}}, "signal 'entropy' is of the student's whole"),
         (
             {"objective": {"signal": "topk(4, support=union)"}},
-            r"has no support 'union'; write topk\(4, support=student\) or",
+            r"has no support 'union'; use topk\(4, support=student\) or",
         ),
         (
             {"objective": {"signal": "sampled", "weights": "entropy_top"}},
@@ -227,7 +227,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
         ),
         (
             {"student.lora": None},
-            r"student.lora: backend 'tinker' trains adapters; write student.lora: \{rank: 16\}",
+            r"student.lora: backend 'tinker' trains adapters; set student.lora: \{rank: 16\}",
         ),
         (
             {"student.lora": {"rank": 4, "alpha": 8}},
@@ -243,7 +243,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
         ),
         (
             {"rollout.source": "token_mix"},
-            "rollout.source: it decodes token by token with the teacher.*write source: mix",
+            "rollout.source: it decodes token by token with the teacher.*set source: mix",
         ),
         ({"backend.url": "http://example.org"}, "plain http to example.org shows prompts and keys"),
         (
@@ -366,7 +366,7 @@ def test_a_local_checkpoint_is_not_resumed_at_a_service(
     ):
         built.trainer.load_state({"student": {gone: torch.tensor(1)}, "optimizer": {}})
     with pytest.raises(
-        RecipeError, match="this looks into the student's weights, which are in another process"
+        RecipeError, match="this needs the student's weights, which are in another process"
     ):
         _ = built.weights
     built.close()

@@ -1,4 +1,4 @@
-"""What a service would silently ignore is found and named before a run: against our own, and with the limits of SkyRL's."""
+"""Settings that a service would silently ignore are named before a run: for our own service, and with SkyRL's limits."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ def at(served: Served, **more: Any) -> dict[str, Any]:
 
 
 def ignore(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let the service take its steps without some of the settings that it is sent."""
+    """Let the service take its steps without some of the settings that it receives."""
     step = LocalAdapters.optim_step
     unset = {
         name: AdamParams.__dataclass_fields__[name].default
@@ -50,7 +50,7 @@ def ignore(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def keep_last_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the service keep one target a token, the last, as SkyRL's wire does."""
+    """Let the service keep one target per token, the last, as in SkyRL's protocol."""
     check = training._check_datum
 
     def narrow(loss: Any, parameters: Any, datum: Any, where: str, base: Any) -> Any:
@@ -100,7 +100,7 @@ def test_a_service_with_skyrls_limits_trains_on_sampled_tokens_once_its_settings
 def test_a_teacher_that_ignores_the_students_candidates_ends_the_run(
     served: Served, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A service that does not know the field answers as if it had not been sent.
+    # A service that does not know the field answers as if it were missing.
     monkeypatch.setattr(sampling, "_build_targets", lambda *_: None)
     teacher = {"type": "tinker", "url": served.url, "model": "teacher"}
     with pytest.raises(TeacherError, match=r"lack the candidates .* write support=teacher"):

@@ -1,4 +1,4 @@
-"""A run of processes that torchrun starts is the run of one process, and of trainers over Ray."""
+"""A run of processes started by torchrun equals the run of one process, and of trainers over Ray."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def double(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, recipe: Path, *words: str, **settings: Any) -> Path:
-    """Train in two processes, of which the second says nothing; the run's folder."""
+    """Train in two processes, where the second prints nothing, and return the run folder."""
     (code, text), other = finish(start(folder, recipe, *words, **settings))
     assert code == 0, text
     assert other == (0, "")
@@ -62,7 +62,7 @@ def train(folder: Path, recipe: Path, *words: str, **settings: Any) -> Path:
 
 
 def fail(folder: Path, recipe: Path, *words: str, **settings: Any) -> tuple[str, list[int]]:
-    """The one line of a run that fails, and the exit codes."""
+    """Return the single error line of a run that fails, and the exit codes."""
     (code, text), (other, silence) = finish(start(folder, recipe, *words, **settings))
     assert silence == ""
     (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
@@ -85,7 +85,7 @@ def test_a_dead_rank_ends_all_in_one_line_and_the_run_goes_on(
 ) -> None:
     line, codes = fail(tmp_path, recipe, env={"PRACTICUM_FAULT": "rank-1.differentiated:3"})
     assert re.fullmatch(
-        r"after step 2: trainer 1 was lost in forward_backward; nothing of this step is kept, go on "
+        r"after step 2: trainer 1 was lost in forward_backward; this step is discarded; resume "
         r"from the newest checkpoint with --resume \(newest checkpoint: of step 2\)",
         line,
     )
@@ -99,8 +99,8 @@ def test_the_wrong_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     with (
         pytest.raises(
             RecipeError,
-            match=r"^backend 'torchrun' runs in processes that torchrun starts, and this one was "
-            r"started alone; write torchrun --nproc-per-node 2 -m practicum run \.\.\., or backend: "
+            match=r"^backend 'torchrun' runs in processes that torchrun starts, and torchrun did not "
+            r"start this one; run torchrun --nproc-per-node 2 -m practicum run \.\.\., or set backend: "
             r"{type: ray, trainers: 2}$",
         ),
         join(Config(trainers=2)),
@@ -112,7 +112,7 @@ def test_the_wrong_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     with (
         pytest.raises(
             RecipeError,
-            match=r"^backend.trainers is 2 and torchrun started 3 processes; write "
+            match=r"^backend.trainers is 2 and torchrun started 3 processes; set "
             r"backend.trainers=3, or torchrun --nproc-per-node 2 -m practicum run \.\.\.$",
         ),
         join(Config(trainers=2)),
@@ -145,7 +145,7 @@ def test_stages_of_a_pipeline_share_the_processes_that_were_started(
     data = toy_data(models, SIZES)
     stages = [{"name": "first"}, {"name": "second", "backend": BACKEND}]
     with pytest.raises(
-        RecipeError, match=r"^toy: stages.second.backend: .* write one backend beside `stages`"
+        RecipeError, match=r"^toy: stages.second.backend: .* set one backend next to `stages`"
     ):
         run_pipeline(parse_pipeline(data | {"stages": stages}, "toy"), out=tmp_path)
 
@@ -153,7 +153,7 @@ def test_stages_of_a_pipeline_share_the_processes_that_were_started(
 def test_a_recipe_says_what_cannot_be(models: Path) -> None:
     with pytest.raises(RecipeError, match="3 trainers cannot be divided among 2 nodes"):
         parse_recipe(toy_data(models, {"backend": BACKEND | {"trainers": 3, "nodes": 2}}), "toy")
-    with pytest.raises(RecipeError, match=r"backend 'torchrun' answer .*; write source: mix"):
+    with pytest.raises(RecipeError, match=r"backend 'torchrun' answer .*; set source: mix"):
         parse_recipe(
             toy_data(models, {"backend": BACKEND, "rollout.source": "token_mix(0.2)"}), "toy"
         )
@@ -198,7 +198,7 @@ def test_whenever_a_rank_dies_the_run_is_resumed_to_the_same_bytes(
 ) -> None:
     line, codes = fail(tmp_path, recipe, env={"PRACTICUM_FAULT": point})
     verb = "save" if "saved" in point else "forward_backward"
-    assert f"trainer 1 was lost in {verb}; nothing of this step is kept" in line
+    assert f"trainer 1 was lost in {verb}; this step is discarded" in line
     assert codes == [8, 137]
     assert_same_bytes(double, train(tmp_path, recipe, "--resume"))
 
@@ -211,7 +211,7 @@ def test_without_the_first_process_another_one_says_so(
     (code, _), (other, text) = finish(started)
     assert (code, other) == (137, 8)
     assert text == (
-        "error: trainer 0, which leads the run, was lost; go on from the newest checkpoint with "
+        "error: trainer 0, which leads the run, was lost; resume from the newest checkpoint with "
         "--resume\n"
     )
     assert_same_bytes(double, train(tmp_path, recipe, "--resume"))
@@ -222,7 +222,7 @@ def test_without_the_first_process_another_one_says_so(
     ("error", "line"),
     [
         (OSError("disk 7 is full"), "disk 7 is full"),
-        (TypeError("a bug"), "trainer 1 was lost in optim_step (TypeError: a bug); nothing of"),
+        (TypeError("a bug"), "trainer 1 was lost in optim_step (TypeError: a bug); this step"),
     ],
 )
 def test_the_error_of_one_rank_is_that_of_the_run(
@@ -285,7 +285,7 @@ def stop_at_second_step() -> None:
 def test_a_rank_that_is_only_slow_is_not_accused_and_one_without_an_end_is(
     tmp_path: Path, recipe: Path
 ) -> None:
-    """One that computes for longer than `silence` gives signs, and `patience` bounds it."""
+    """A rank that computes for longer than `silence` sends heartbeats, and `patience` bounds it."""
 
     def spoil() -> None:
         step, seconds = RankProcess.optim_step, iter([5, 600])
@@ -304,7 +304,7 @@ def test_a_rank_that_is_only_slow_is_not_accused_and_one_without_an_end_is(
     assert [code, other, silence] == [8, 8, ""]
     assert (
         "error: after step 1: no answer to optim_step in 10 s (backend.patience) from trainer 1; "
-        "look at its machine, then go on with --resume"
+        "check its machine, then resume with --resume"
     ) in text
 
 
@@ -392,7 +392,7 @@ def test_a_loss_that_is_no_number_on_one_rank_is_an_update_that_all_skip(
 
 
 def spoil_states(data: Sequence[Datum]) -> list[Datum]:
-    """The same data with a teacher whose hidden states are no numbers."""
+    """Return the same data with a teacher that returns NaN hidden states."""
     return [replace(item, signal=replace(item.signal, hidden=spoil(item))) for item in data]
 
 

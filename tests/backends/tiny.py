@@ -23,7 +23,7 @@ def tiny(
     dropout: float = 0.0,
     head_width: int = 8,
 ) -> LanguageModel:
-    """A model with `rows` rows of embedding, of which `VOCABULARY` are tokens; its weights are large enough to disagree."""
+    """Return a model with `rows` embedding rows, `VOCABULARY` of them tokens; its weights are large, so that predictions differ."""
     kinds = {
         "llama": {"model_type": "llama"},
         "qwen3": {"model_type": "qwen3"},
@@ -59,7 +59,7 @@ def tiny(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).eval()
     moved = model.requires_grad_(False).to(torch.device(place.device))
-    moved.tie_weights()  # moving to a device of another class of tensors makes two of one
+    moved.tie_weights()  # moving to a device of another tensor class turns one shared tensor into two
     moved.requires_grad_(True)
     return enable_packing(LanguageModel(moved, VOCABULARY, autocast=not place.is_exact))
 
@@ -75,7 +75,7 @@ def random_tokens(count: int, seed: int) -> tuple[int, ...]:
 def rollout(
     prompt: int, answer: int, seed: int, *, group: str = "", mask: list[bool] | None = None
 ) -> Rollout:
-    """A completion of random tokens, `prompt` and `answer` tokens long."""
+    """Return a completion of random tokens, `prompt` and `answer` tokens long."""
     generator = torch.Generator().manual_seed(seed)
     logprobs = -4 * torch.rand(answer, generator=generator)
     return Rollout(
@@ -95,7 +95,7 @@ def rollout(
 
 
 def rollouts() -> list[Rollout]:
-    """Unequal lengths, two groups, holes in one mask and nothing to learn in another."""
+    """Return unequal lengths, two groups, holes in one mask and nothing to learn in another."""
     return [
         rollout(3, 5, 1, group="a"),
         rollout(7, 2, 2, group="a"),
@@ -107,7 +107,7 @@ def rollouts() -> list[Rollout]:
 
 @torch.no_grad()
 def hidden_signal(teacher: LanguageModel, item: Rollout) -> TeacherSignal:
-    """What a local teacher says: one sequence at a time, without padding or cache."""
+    """Return the signal of a local teacher: one sequence at a time, without padding or cache."""
     teacher.model.eval()
     ids = _join_tokens(teacher, item)
     hidden = teacher.body(ids, torch.ones_like(ids, dtype=torch.bool))[0]
@@ -125,9 +125,9 @@ def data_for(teacher: LanguageModel, items: list[Rollout] | None = None) -> list
 
 
 def all_logits(model: LanguageModel, item: Rollout) -> torch.Tensor:
-    """The model's own logits at the supervised tokens of one rollout, by the whole forward of transformers.
+    """Return the model's own logits at the supervised tokens of one rollout, by the whole forward of transformers.
 
-    They are on the CPU, where the token side is.
+    They are on the CPU, like the token data.
     """
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=model.autocast):
         logits = model.model(input_ids=_join_tokens(model, item)).logits[0, :, :VOCABULARY].float()
@@ -136,5 +136,5 @@ def all_logits(model: LanguageModel, item: Rollout) -> torch.Tensor:
 
 
 def _join_tokens(model: LanguageModel, item: Rollout) -> torch.Tensor:
-    """Prompt and answer as a batch of one, on the model's device."""
+    """Return prompt and answer as a batch of one, on the model's device."""
     return torch.tensor([[*item.prompt_tokens, *item.tokens.tolist()]], device=model.device)

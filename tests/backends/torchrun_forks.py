@@ -26,7 +26,7 @@ class Started:
 
 
 def describe_place(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process."""
+    """Return the environment variables that torchrun sets for a process."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
     return {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
 
@@ -63,7 +63,7 @@ def start(
 
 
 def finish(started: Started) -> list[tuple[int, str]]:
-    """Each process's exit code and what it said."""
+    """Return each process's exit code and output."""
     codes = [exit_status(os.waitpid(pid, 0)[1]) for pid in started.pids]
     return [
         (code, (started.folder / f"said-{rank}").read_text()) for rank, code in enumerate(codes)
@@ -72,7 +72,7 @@ def finish(started: Started) -> list[tuple[int, str]]:
 
 @contextmanager
 def join_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make this process the one rank of a run."""
+    """Make this process the only rank of a run."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

@@ -12,7 +12,7 @@ from .tiny import data_for, rollout
 
 
 def toy_data(folder):
-    """Three rollouts, with what the folder's model says of them, shaken a little."""
+    """Return three rollouts, with slightly perturbed scores of the folder's model."""
     items = [rollout(4, 6, seed) for seed in range(3)]
     items = [
         replace(

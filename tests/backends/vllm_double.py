@@ -1,4 +1,4 @@
-"""Two small doubles of vLLM, in process and as a server: they speak its calls and routes, and sample as the local backend."""
+"""Two small doubles of vLLM, in process and as a server: they have its calls and routes, and sample as the local backend."""
 
 import json
 import threading
@@ -25,7 +25,7 @@ VERSION = "0.32.0"
 
 
 class Core:
-    """A model that vLLM would hold. `keeps_head` plays the trap of tied models: the head stays as it was."""
+    """A model that vLLM would hold. `keeps_head` simulates the fault of tied models: the head keeps its old weights."""
 
     def __init__(
         self, language_model: LanguageModel, *, keeps_head: bool = False, raw: bool = False
@@ -40,7 +40,7 @@ class Core:
             model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
 
     def reload_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take new weights; a missing name is an error, as most are in vLLM."""
+        """Load new weights; a missing name is an error, as most are in vLLM."""
         given = dict(weights)
         with self.lock, torch.no_grad():
             self.loads += 1
@@ -55,7 +55,7 @@ class Core:
                 parameter.add_(torch.randn(parameter.shape) * 0.5)
 
     def complete(self, prompt: Sequence[int], settings: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Tokens, log-probabilities, the reason of the end, and the prompt's log-probabilities if they are asked for."""
+        """Return tokens, log-probabilities, the stop reason, and the prompt's log-probabilities if requested."""
         assert settings["max_tokens"] >= 1 and settings["detokenize"] is False
         params = SamplingParams(
             settings["max_tokens"],
@@ -79,7 +79,7 @@ class Core:
 
 
 def fake_package(**faults: bool) -> SimpleNamespace:
-    """A stand-in for the package `vllm`, of which `made` lists the engines that were started."""
+    """Return a replacement of the package `vllm`; `made` lists the started engines."""
     made: list[LLM] = []
 
     class LLM:
@@ -172,7 +172,7 @@ class VllmServer:
         self._server.server_close()
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
-        """Status and JSON of an answer."""
+        """Return status and JSON of an answer."""
         self.asked.append(path)
         if path == "/version":
             return 200, {"version": VERSION}
@@ -237,4 +237,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""

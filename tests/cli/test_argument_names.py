@@ -1,4 +1,4 @@
-"""The command line and Python call the same things by the same names."""
+"""The command line and Python use the same names for the same things."""
 
 import inspect
 from collections.abc import Callable
@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 OF_SHELL = {"as_json", "debug", "help"}
 OF_PYTHON = {"progress", "console"}
 OTHER_COMMANDS = {("compare", "fit")}
-"""The options that make another command of one: `compare --fit` runs nothing."""
+"""The options that turn a command into another: `compare --fit` runs nothing."""
 
 OTHER_DEFAULTS = {("doctor", "out")}
 """The shell always writes the diagnosis, and Python returns it."""

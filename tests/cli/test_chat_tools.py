@@ -1,4 +1,4 @@
-"""A chat with a run whose task has tools."""
+"""A chat with a run on a task with tools."""
 
 import io
 import sys

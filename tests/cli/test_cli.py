@@ -1,4 +1,4 @@
-"""The command line: one line a mistake, documented exit codes, and output that programs and pipes can take."""
+"""The command line: one line per mistake, documented exit codes, and output that programs and pipes can read."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_packaged_recipes_are_read_and_checked_without_transformers() -> None:
         "    load(name)\n"
         "    assert 'transformers' not in sys.modules, name\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        # Only the chat template of a model that is there needs them.
+        # Only the chat template of an existing model needs them.
         "assert 'transformers' not in sys.modules, 'check'"
     )
     done = subprocess.run(
@@ -101,7 +101,7 @@ def test_a_run_and_everything_after_it(models: Path, tmp_path: Path) -> None:
     status, text = said(
         tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs")
     )
-    assert status == 0 and "runs/toy holds a finished run, so this one is toy-2" in text
+    assert status == 0 and "runs/toy holds a finished run, so the new run is toy-2" in text
     status, text = said(tmp_path, "eval", str(folder), "--json")
     assert status == 0
     summary = json.loads((folder / "summary.json").read_text())
@@ -165,7 +165,7 @@ def test_a_broken_law_ends_with_1_and_is_one_object_in_json(
 
 
 def test_help_lines_are_whole(tmp_path: Path) -> None:
-    """Half of the descriptions were cut with "..." at eighty columns."""
+    """Check the width: half of the descriptions were cut with "..." at eighty columns."""
     status, text = said(tmp_path, "--help")
     assert status == 0 and "..." not in text.partition("Commands:")[2]
     assert "<int range>" not in said(tmp_path, "doctor", "--help")[1]
@@ -190,7 +190,7 @@ def test_recipes_are_listed_by_family(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_printed_without_a_dict(capsys: pytest.CaptureFixture[str]) -> None:
-    """The calibration was printed as a Python dict."""
+    """Check the printed calibration: it was a Python dict."""
     interval = {"mean": 0.5, "low": 0.1, "high": 0.9}
     calibration = {"confidence": 0.25, "overconfidence": interval, "error": 0.2}
     summary = {"accuracy": interval, "reverse_kl": None, "by_domain": {}}
@@ -209,7 +209,7 @@ MISTAKES = {
     "an override that is none": (
         ["check", "smoke/toy", "steps"],
         2,
-        "write for example train.steps=4",
+        "use for example train.steps=4",
     ),
     "a run that is not there": (["export", "nowhere", "there"], 2, "nowhere"),
     "a model that is not there": (["chat", "./nowhere"], 4, "no model './nowhere'"),
@@ -253,7 +253,7 @@ def test_a_name_that_leaves_the_folder_is_refused(models: Path, tmp_path: Path, 
 
 
 def asking(questions: Path, *words: str) -> Callable[[], None]:
-    """Work for a fork: a command with its questions on standard input."""
+    """Return work for a fork: a command with its questions on standard input."""
 
     def work() -> None:
         os.dup2(os.open(questions, os.O_RDONLY), 0)
@@ -307,7 +307,7 @@ POOR = {"HOME": "", "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCE
 
 
 def piped(line: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A shell line in which "$@" stands for `practicum WORDS`, without home, terminal or any letter beyond ASCII."""
+    """Return a shell line in which "$@" is `practicum WORDS`, without home, terminal or non-ASCII letters."""
     return subprocess.run(
         [
             "bash",

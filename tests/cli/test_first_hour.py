@@ -15,7 +15,7 @@ API = "teacher={type: openai_api, url: 'http://localhost:9'"
 
 
 def task(text: str) -> str:
-    """The override of a task with files of rows."""
+    """Return the override of a task with files of rows."""
     return f"task={{type: jsonl, path: {text}}}"
 
 
@@ -38,12 +38,12 @@ MISTAKES = [
     ("run r.yaml --batch-size 8", 2, "written train.prompts_per_step=8"),
     ("plan r.yaml --max-new-tokens 8", 2, "written rollout.max_new_tokens=8"),
     ("run r.yaml --frobnicate", 2, "No such option: --frobnicate"),
-    ("check r.yaml steps=4", 2, "steps: no such key; write train.steps"),
-    ("check r.yaml learning_rate=1", 2, "no such key; write optimizer.learning_rate"),
+    ("check r.yaml steps=4", 2, "steps: no such key; use train.steps"),
+    ("check r.yaml learning_rate=1", 2, "no such key; use optimizer.learning_rate"),
     ("check r.yaml train.stepz=4", 2, "did you mean 'steps'?"),
     ("check r.yaml train.steps=four", 2, "train.steps: input should be a valid integer"),
     ("check r.yaml train.steps=0", 2, "train.steps: input should be greater"),
-    ("check r.yaml train.steps", 2, "is not key=value; write for example train.steps=4"),
+    ("check r.yaml train.steps", 2, "is not key=value; use for example train.steps=4"),
     ("check r.yaml name=off", 2, "name: YAML reads this value as false"),
     ("check r.yaml name=a/b", 2, "'a/b' cannot name a folder"),
     ("check r.yaml seed=x", 2, "seed: input should be a valid integer"),
@@ -70,7 +70,7 @@ MISTAKES = [
     (f"check r.yaml {task('nope.jsonl')}", 2, "HERE/nope.jsonl cannot be read"),
     (f"check r.yaml {task('german.jsonl')}", 2, "write columns: {prompt: frage}"),
     (f"check r.yaml {task('table.csv')}", 2, "columns: {prompt: question, answer: solution}"),
-    (f"check r.yaml {task('none.jsonl')}", 2, "no rows; write one a line"),
+    (f"check r.yaml {task('none.jsonl')}", 2, "no rows; write one row per line"),
     (f"check r.yaml {task('latin.jsonl')}", 2, "not UTF-8"),
     (f"check r.yaml {task('text.jsonl')}", 2, "not JSON"),
     (f"check r.yaml {task('one.jsonl')} evaluation.prompts=4", 0, "0 of 1 rows held out"),
@@ -84,7 +84,7 @@ MISTAKES = [
     (f"check r.yaml {API}}} objective.signal=full", 2, "it can give: sampled, topk"),
     ("probe localhost:9", 2, "write for example https://host"),
     # Folders.
-    ("run r.yaml --out /proc/nope", 8, "this place allows no new folder; write --out"),
+    ("run r.yaml --out /proc/nope", 8, "this place allows no new folder; use --out"),
     ("run r.yaml --out r.yaml", 2, "is a file where a run needs a folder"),
     ("run r.yaml --resume name=new", 2, "there is no such folder"),
     ("run r.yaml --resume --overwrite", 2, "either continued or replaced"),
@@ -98,7 +98,7 @@ MISTAKES = [
     ("report runs/typo", 2, "there is no such folder"),
     ("watch runs/typo", 2, "there is no such folder"),
     # Other commands.
-    ("plan r.yaml --memory lots", 8, "write for example 8GiB"),
+    ("plan r.yaml --memory lots", 8, "use for example 8GiB"),
     ("compare a=r.yaml a=r.yaml", 2, "two arms are named 'a'"),
     ("ls recipes --family x", 2, "no family 'x'; known:"),
     ("laws jsdd", 2, "did you mean 'jsd'?"),
@@ -107,7 +107,7 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def place(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe, rows, model folders and an earlier run."""
+    """Make a folder with a recipe, rows, model folders and an earlier run."""
     here = tmp_path_factory.mktemp("here")
     write_recipe(models, here / "r.yaml")
     rows = {
@@ -138,7 +138,7 @@ def place(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def split(words: str) -> list[str]:
-    """The words of a command line, of which an override in braces is one."""
+    """Split the words of a command line, where an override in braces is one word."""
     parts, depth = [""], 0
     for letter in words:
         depth += {"{": 1, "}": -1}.get(letter, 0)

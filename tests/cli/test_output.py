@@ -1,4 +1,4 @@
-"""What the command line prints of an evaluation."""
+"""The output of the command line for an evaluation."""
 
 import pytest
 

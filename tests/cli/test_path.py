@@ -1,4 +1,4 @@
-"""The command line looks into no folder by itself, and into every folder that the user named."""
+"""The command line imports from no folder by itself, and from every folder that the user named."""
 
 import os
 import subprocess

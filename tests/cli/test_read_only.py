@@ -1,4 +1,4 @@
-"""Commands on a disk that cannot be written: one line and exit code 8, and what only reads works."""
+"""Commands on a read-only disk: one line and exit code 8, and commands that only read work."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ from practicum.cli import main
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
 READ_ONLY, REMOUNT, BIND = 1, 32, 4096
 NO_MOUNT = 77
-"""The exit code of a fork whose system allows no mounts."""
+"""The exit code of a fork on a system that allows no mounts."""
 
 
 def make_read_only(folder: Path) -> None:
@@ -39,7 +39,7 @@ def make_read_only(folder: Path) -> None:
 
 
 def call(*words: object) -> tuple[int, str]:
-    """The exit code of a command, and its lines on standard error."""
+    """Return the exit code of a command, and its lines on standard error."""
     sys.argv = ["practicum", *map(str, words)]
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):

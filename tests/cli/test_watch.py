@@ -1,4 +1,4 @@
-"""Watching a run: its page over HTTP, for this machine alone, with only what is new."""
+"""Watching a run: its page over HTTP, only for this machine, with only new data."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from practicum.report.live import LivePage, find_current_stage, find_writer_stat
 
 @pytest.fixture
 def going_on(finished: Path, tmp_path: Path) -> Path:
-    """A run whose end has not come; its writer is this process."""
+    """Return an unfinished run; its writer is this process."""
     folder = copied(finished, tmp_path / "toy")
     for name in ("summary.json", "after.json"):
         (folder / name).unlink()
@@ -83,7 +83,7 @@ def test_a_run_that_nobody_writes_is_named(going_on: Path) -> None:
     assert find_writer_state(going_on) == "alive"
     (going_on / "run.lock").write_text("")
     assert find_writer_state(going_on) == "gone"
-    assert "go on with --resume" in LivePage(going_on).get_changes_since("")["status"]
+    assert "resume with --resume" in LivePage(going_on).get_changes_since("")["status"]
     (going_on / "run.lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     assert (
         find_writer_state(going_on) == "unknown"
@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_named(going_on: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            ResourceError, match=rf"port {port} cannot be used .*; write --port 0 for any free one"
+            ResourceError, match=rf"port {port} cannot be used .*; use --port 0 for any free one"
         ):
             watch_run(going_on, port, False)
 
@@ -144,7 +144,7 @@ def test_a_port_that_is_taken_is_named(going_on: Path) -> None:
 @pytest.mark.slow
 def test_one_line_begins_it_and_one_ends_it(going_on: Path) -> None:
     command = [sys.executable, "-m", "practicum", "watch", str(going_on), "--port", "0"]
-    # A background job ignores SIGINT and its children inherit that, so the child takes it back.
+    # A background job ignores SIGINT and its children inherit that, so the child restores it.
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

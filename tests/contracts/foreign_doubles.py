@@ -1,4 +1,4 @@
-"""What the tests of foreign packages and servers share: odd values, and how a task answers them."""
+"""Helpers of the tests of foreign packages and servers: odd values, and a task's reaction to them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ def build_task(folder: Path, name: str, **settings: Any) -> Task:
 
 
 def read_refusal(build: Callable[[], Task]) -> str:
-    """The one line with which a task refuses to be built or shown; empty if its prompts are valid."""
+    """Return the error line of a task that refuses to be built or shown; empty if its prompts are valid."""
     try:
         check_prompts(build().train_prompts())
     except PracticumError as error:
@@ -69,7 +69,7 @@ def read_refusal(build: Callable[[], Task]) -> str:
 
 
 class Voice(SamplingClient):
-    """Says its turns in order."""
+    """Writes its turns in order."""
 
     def __init__(self, renderer: Renderer, *turns: str) -> None:
         self.renderer, self.turns = renderer, turns
@@ -96,7 +96,7 @@ class Voice(SamplingClient):
 
 
 def converse(task: Task, *turns: str, tools: ToolUse | None = None) -> Conversation | str:
-    """A conversation about the task's first prompt, whose values are valid, or the line that ends the run."""
+    """Return a conversation with valid values about the task's first prompt, or the line that ends the run."""
     renderer = make_renderer()
     renderer = renderer if tools is None else renderer.with_tools(tools)
     environment = as_environment(task, renderer)

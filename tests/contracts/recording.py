@@ -1,4 +1,4 @@
-"""A tracker that writes down what it is told, for the tests of what every tracker is told."""
+"""A tracker that records its calls, for the tests of every tracker's calls."""
 
 import json
 from collections.abc import Mapping

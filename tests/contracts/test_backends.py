@@ -1,4 +1,4 @@
-"""What every backend must do, asked of each folder found among the backends."""
+"""Requirements for every backend, tested for each folder found among the backends."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
 
 Build = Callable[[], RunComponents]
 OBJECTIVE = Objective(losses=(Term(signal=TopK(k=4)),))
-"""One that every backend can train."""
+"""An objective that every backend can train."""
 
 BACKENDS = {
     "local": {},
@@ -42,13 +42,13 @@ BACKENDS = {
     "torchrun": {"backend": {"type": "torchrun"}},
     "backends.child": {"backend": {"type": "backends.child"}},
 }
-"""What each needs of a recipe; a name with dots is one of the tests' own."""
+"""The recipe changes that each backend needs; a name with dots belongs to the tests."""
 MARKS: dict[str, Any] = {
     "local": (),
     "ray": pytest.mark.slow,
     "backends.child": pytest.mark.slow,
 }
-"""Processes start for each test of these; tests/backends/test_ray.py and test_child.py have a few of them."""
+"""These backends start processes for each test; tests/backends/test_ray.py and test_child.py cover a few of the tests."""
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # see tests/service.py
@@ -64,7 +64,7 @@ def test_every_backend_on_disk_is_under_contract() -> None:
 
 @pytest.fixture(scope="module")
 def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A service that has the models."""
+    """Return a service that has the models."""
     from service import serving
 
     with serving(models, tmp_path_factory.mktemp("served")) as served:
@@ -73,7 +73,7 @@ def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the only one of a run by torchrun."""
+    """Make this process the only one of a run by torchrun."""
     from backends.torchrun_forks import join_alone
 
     with join_alone(monkeypatch):
@@ -84,7 +84,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     params=[pytest.param(name, marks=MARKS.get(name, pytest.mark.long)) for name in BACKENDS]
 )
 def backend(request: pytest.FixtureRequest) -> str:
-    """A backend's name, as a recipe has it."""
+    """Return a backend's name, as a recipe has it."""
     return request.param
 
 
@@ -92,7 +92,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def build(
     backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: Path
 ) -> Iterator[Build]:
-    """Builds the same student and teacher anew each time."""
+    """Return a function that builds the same student and teacher at each call."""
     changes = dict(BACKENDS[backend])
     if backend == "torchrun":
         request.getfixturevalue("alone")
@@ -168,7 +168,7 @@ def test_stop_texts_end_an_answer_or_are_refused(backend: str, build: Build) -> 
     if backend == "tinker":
         with pytest.raises(
             CapabilityError,
-            match=r"^stop_texts .* ends an answer at stop tokens alone; write stop_ids$",
+            match=r"^stop_texts .* ends an answer only at stop tokens; set stop_ids$",
         ):
             client.sample(requests(built), params)
         return
@@ -179,7 +179,7 @@ def test_stop_texts_end_an_answer_or_are_refused(backend: str, build: Build) -> 
 
 
 def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build, backend: str) -> None:
-    """To the bit; a service draws together what asks at about the same time, and its products round by how much that is."""
+    """Bit for bit; a service batches requests that arrive at about the same time, and its products round by the batch size."""
     built, rounding = build(), 1e-6 if backend == "tinker" else 0.0
     asked, params = requests(built), built.settings.plan(1).sampling
     live = built.backend.build_sampler(built.student)
@@ -228,7 +228,7 @@ def test_a_gradient_moves_the_weights_and_is_then_forgotten(build: Build) -> Non
     built = build()
     before = snapshot(built)
     built.trainer.forward_backward(data(built), OBJECTIVE, seed=0)
-    assert same(before, snapshot(built)), "a gradient alone moves nothing"
+    assert same(before, snapshot(built)), "a gradient without a step moves nothing"
     assert built.trainer.optim_step(AdamParams(0.01))["skipped"] == 0.0
     after = snapshot(built)
     assert not same(before, after)
@@ -255,7 +255,7 @@ def test_the_same_data_give_the_same_result(build: Build) -> None:
     one, other = build(), build()
     batch = data(
         one
-    )  # drawn once: how a service groups what it draws is its own affair, and moves the last digits
+    )  # sampled once: the batches of a service depend on its timing, and change the last digits
     first = one.trainer.forward_backward(batch, OBJECTIVE, seed=3)
     second = other.trainer.forward_backward(batch, OBJECTIVE, seed=3)
     assert first.metrics == second.metrics
@@ -311,7 +311,7 @@ def test_a_checkpoint_takes_no_more_than_was_announced(
     backend: str, build: Build, tmp_path: Path
 ) -> None:
     if not load_plugin("backends", backend).Config.checkpoints_here:
-        pytest.skip("its checkpoints hold an address alone")
+        pytest.skip("its checkpoints only hold an address")
     built = build()
     step(built)
     built.backend.save(built.student, tmp_path)
@@ -332,7 +332,7 @@ def test_a_checkpoint_takes_no_more_than_was_announced(
 def test_the_self_teacher_follows_its_rule(build: Build, rule: WeightUpdateRule) -> None:
     built = build()
     if built.student.dims is None and rule.weights in ("ema", "periodic"):
-        with pytest.raises(CapabilityError, match="write weights: frozen or live"):
+        with pytest.raises(CapabilityError, match="set weights: frozen or live"):
             built.backend.build_self_teacher(built.student, rule, "teacher")
         return
     teacher = built.backend.build_self_teacher(built.student, rule, "teacher")
@@ -375,7 +375,7 @@ def step(built: RunComponents) -> None:
 
 
 def snapshot(built: RunComponents) -> dict[str, torch.Tensor]:
-    """What the weights say of a text, wherever they are."""
+    """Return the model's log-probabilities of a text, wherever its weights are."""
     (said,) = built.backend.build_sampler(built.student).score(
         [ScoreRequest((8, 4, 3), (7, 8, 2, 5))], Sampled()
     )

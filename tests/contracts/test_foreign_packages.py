@@ -1,6 +1,6 @@
-"""Packages that return odd values: a run counts and replaces them, or ends with one line.
+"""Packages that return odd values: a run counts and replaces them, or ends with a one-line error.
 
-The tasks of `OUTSIDE` in test_foreign_values.py that read rows or generate them; the others, and tools over MCP, are in
+The tasks of `OUTSIDE` in test_foreign_values.py that read rows or generate them; all further tasks, and tools over MCP, are in
 test_foreign_servers.py. Each package is a double.
 """
 
@@ -64,7 +64,10 @@ GOOD = {"prompt": "2 + 2", "answer": "4"}
         (Table([GOOD, {7: "a"}]), "row 2: is of type dict"),
         (Table([GOOD, {"prompt": math.nan}]), "prompt is of type float, not a text"),
         (Table([GOOD, {"prompt": HALF}]), "prompt contains half of a surrogate pair"),
-        (Table([GOOD, {"prompt": "a", "answer": math.nan}]), "answer is nan, which is no number"),
+        (
+            Table([GOOD, {"prompt": "a", "answer": math.nan}]),
+            "answer is nan, which is not a number",
+        ),
         (Table([GOOD, {"prompt": "a", "answer": 10**400}]), ""),
         (Table([GOOD, {"prompt": LONG, "answer": 1e308}]), ""),
     ],
@@ -110,17 +113,17 @@ def test_rows_of_an_earlier_run(tmp_path: Path) -> None:
     turn = '{"role": "assistant", "text": "a", "tokens": 1}'
     half = '{"role": "user", "text": "\\ud800"}'
     for fields, words in {
-        '"prompt": 7': "row 1 is no rollout",
-        '"prompt": NaN': "row 1 is no rollout",
+        '"prompt": 7': "row 1 is not a rollout",
+        '"prompt": NaN': "row 1 is not a rollout",
         '"prompt": "\\ud800"': "row 1: no prompt of task.task is called",
-        f'"prompt": {name}, "turns": 7': "row 1 is no rollout",
-        f'"prompt": {name}, "turns": [{turn.replace("1", "0")}, {half}]': "row 1 is no rollout",
-        f'"prompt": {name}, "tokens": [1e999], "turns": [{turn}]': "row 1 is no rollout",
-        f'"prompt": {name}, "tokens": [{2**31}], "turns": [{turn}]': "row 1 is no rollout",
-        f'"prompt": {name}, "tokens": [{10**400}], "turns": [{turn}]': "row 1 is no rollout",
-        f'"prompt": {name}, "notes": {{"x": 7}}': "row 1 is no rollout",
-        f'"prompt": {name}, "notes": {{"x": "\\ud800"}}': "row 1 is no rollout",
-        f'"prompt": {name}, "notes": {DEEP}': "row 1 is no rollout",
+        f'"prompt": {name}, "turns": 7': "row 1 is not a rollout",
+        f'"prompt": {name}, "turns": [{turn.replace("1", "0")}, {half}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "tokens": [1e999], "turns": [{turn}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "tokens": [{2**31}], "turns": [{turn}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "tokens": [{10**400}], "turns": [{turn}]': "row 1 is not a rollout",
+        f'"prompt": {name}, "notes": {{"x": 7}}': "row 1 is not a rollout",
+        f'"prompt": {name}, "notes": {{"x": "\\ud800"}}': "row 1 is not a rollout",
+        f'"prompt": {name}, "notes": {DEEP}': "row 1 is not a rollout",
         f'"prompt": {name}, "notes": {{"x": "{LONG}"}}': "",
     }.items():
         line = read_refusal(lambda fields=fields: play(f"{{{fields}}}"))
@@ -185,7 +188,7 @@ def test_traces_of_agents(tmp_path: Path) -> None:
 
 
 class Generator:
-    """A generator of reasoning-gym whose first item, or the score of the reply `odd`, is this value."""
+    """A generator of reasoning-gym that returns this value as its first item, or as the score of the reply `odd`."""
 
     def __init__(self, item: Any, score: Any) -> None:
         self.item, self.score = item, score
@@ -203,7 +206,7 @@ class Generator:
 
 
 class InProcess(VerifierProcess):
-    """A generator's requests and answers as lines of JSON, without its process."""
+    """Exchanges a generator's requests and answers as lines of JSON, without its process."""
 
     def __init__(self, module: str, settings: str, **more: Any) -> None:
         super().__init__(module, settings, **more)

@@ -1,4 +1,4 @@
-"""Servers and harnesses that return odd values: a run counts and replaces them, or ends with one line."""
+"""Servers and harnesses that return odd values: a run counts and replaces them, or ends with a one-line error."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ ODD_REPLIES = {
 
 
 class Socket:
-    """A connection to a server of OpenEnv that answers the second reset, or the first turn, in its odd way."""
+    """A connection to an OpenEnv server that gives an odd answer to the second reset, or the first turn."""
 
     def __init__(self, odd: Any, place: str) -> None:
         self.odd, self.place, self.resets, self.kind = odd, place, 0, ""
@@ -121,7 +121,7 @@ def ask_student(base_url: str, tokens: Sequence[int]) -> None:
 
 @contextmanager
 def install_verifiers(tasks: Any, trace: Any) -> Iterator[None]:
-    """The library, with a taskset of these tasks and an agent that says one turn and ends with this trace."""
+    """Return a fake library with a taskset of these tasks and an agent of one turn that ends with this trace."""
     loaders = SimpleNamespace(
         taskset_config_type=lambda name: SimpleNamespace(model_validate=lambda settings: settings),
         load_taskset=lambda config: tasks,
@@ -279,7 +279,7 @@ def test_results_over_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
         held = converse(task, call, "b", tools=task.toolbox.use)
         assert isinstance(held, Conversation), held
         if rejected is None:
-            # The result does not fit into the room of the conversation.
+            # The result does not fit into the remaining length of the conversation.
             assert held.sample.stop_reason == "length"
             continue
         assert (held.turns[1].text, held.rejected) == (text, rejected), str(answer)[:60]

@@ -125,7 +125,7 @@ def test_an_environment_answers_odd_texts_with_valid_values(task: Task) -> None:
                 assert all(is_valid(message.content) for message in accepted.messages)
                 if not observation.messages:
                     break
-        # What repeats the model's half of a surrogate pair is repaired, and nothing else is wrong.
+        # Text that repeats the model's half of a surrogate pair is repaired, and nothing else is wrong.
         assert set(list_kinds(rejections)) <= {"unicode"}, f"{text!r:.40}"
         episode.close()
 
@@ -167,7 +167,7 @@ def test_a_tool_answers_odd_calls_with_texts_or_problems(
 
 
 def _call(session: ToolSession, name: str, arguments: dict[str, Any]) -> str:
-    """The result or the problem, as the model reads it."""
+    """Return the result or the problem, as the model reads it."""
     try:
         return accept_text(session.call(name, arguments), name) or ""
     except ToolProblem as problem:
@@ -271,7 +271,7 @@ def test_a_judgement_that_is_not_finite_is_none() -> None:
 
 
 def spoil(original: T, /, **changes: Any) -> T:
-    """A copy with fields of another type, which the suite's checks of types would refuse."""
+    """Return a copy with fields of another type, which the suite's checks of types would refuse."""
     spoiled = copy(original)
     for name, field in changes.items():
         object.__setattr__(spoiled, name, field)
@@ -295,7 +295,7 @@ class _Odd:
 
 
 def odd(*values: Any) -> Any:
-    """What returns these values; an exception is raised."""
+    """Return an object that gives these values; an exception is raised."""
     return _Odd(*values)
 
 
@@ -455,7 +455,7 @@ class OddWorld(Walker):
 
 
 class OddTask:
-    """The plug-in of the odd world."""
+    """The plug-in of the environment with odd values."""
 
     Config = WalkerConfig
 
@@ -465,7 +465,7 @@ class OddTask:
 
 
 class OddConfig(WalkerConfig):
-    """The settings of the odd world."""
+    """The settings of the environment with odd values."""
 
     type: Literal["test_foreign_values:OddTask"] = "test_foreign_values:OddTask"  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""What every scorer must do, asked of each file found in the folder of scorers."""
+"""Requirements for every scorer, tested for each file in the folder of scorers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ Assemble = Callable[[], Scorer]
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0], *map(str, case[1])]))
 def assemble(request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Assemble:
-    """Builds the same scorer anew each time."""
+    """Return a function that builds the same scorer at each call."""
     name, settings = request.param
     # A discriminator needs the teacher's answers; all scorers accept them.
     changes = {"rollout.source": "join(teacher)", "rollout.n": 2}
@@ -53,7 +53,7 @@ def assemble(request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> As
 
 
 def write_rollouts() -> list[Rollout]:
-    """Answers of ragged lengths to eight prompts: two of the student and one of the teacher each."""
+    """Return answers of ragged lengths to eight prompts: two of the student and one of the teacher each."""
     generator = torch.Generator().manual_seed(3)
     rollouts = []
     for number in range(8):

@@ -1,4 +1,4 @@
-"""What every teacher must do, asked of each file found in the folder of teachers."""
+"""Requirements for every teacher, tested for each file in the folder of teachers."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -131,11 +131,11 @@ SIGNALS: list[Signal] = [
 ]
 COUNT = 5
 ROUNDS = {"service": False}
-"""Whether the teacher at hand is at a service, whose batches, made as requests arrive, decide the last digits."""
+"""True if the current teacher is behind a service, where batches formed as requests arrive change the last digits."""
 
 
 class Knowing(PromptSet):
-    """The task with an expert, who is not sure."""
+    """A task with an expert that is not certain."""
 
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> dict[str, float]:
         assert prompt.answer is not None
@@ -150,7 +150,7 @@ class Built:
     teacher: Teacher
 
     def learn(self, data: list[Datum]) -> None:
-        """One step of the student, of which the teacher hears."""
+        """Do one step of the student and inform the teacher."""
         self.trainer.forward_backward(data, Objective(), seed=0)
         self.trainer.optim_step(AdamParams(learning_rate=0.01))
         self.teacher.after_step(1, ())
@@ -165,7 +165,7 @@ def params(models: Path) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def rollouts(models: Path, params: SamplingParams) -> list[Rollout]:
-    """What the student wrote, right and wrong, in two domains."""
+    """Return rollouts of the student, right and wrong, in two domains."""
     loaded = load(ModelConfig(model=str(models / "student")))
     task = reverse(Reverse(**TASK), TaskContext(seed=0, base_dir=models))
     prompts = [
@@ -208,7 +208,7 @@ def rollouts(models: Path, params: SamplingParams) -> list[Rollout]:
 
 @pytest.fixture(scope="module")
 def data(models: Path, rollouts: list[Rollout]) -> list[Datum]:
-    """What the student can learn from, whoever the teacher is."""
+    """Return data that the student can learn from, for any teacher."""
     client = LocalSampler(load(ModelConfig(model=str(models / "teacher"))).language_model)
     requests = [
         ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
@@ -233,7 +233,7 @@ def tape(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
-    """What the words in the settings stand for."""
+    """Return the values of the placeholders in the settings."""
     model = FolderModel(models / "teacher")
     stubs = {word: Stub(model, dialect, names=True) for word, dialect in DIALECTS.items()}
     from service import serving
@@ -256,7 +256,7 @@ def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
 
 
 def _insert_placeholder(case: tuple[str, dict[str, Any]]) -> Any:
-    """A case that asks a server is a long one, and so is any but the first of a teacher."""
+    """Mark as long each case that asks a server, and each but the first of a teacher."""
     name, settings = case
     asks = any(f"'{place}'" in str(case) for place in (*DIALECTS, "SERVICE"))
     return pytest.param(
@@ -266,7 +266,7 @@ def _insert_placeholder(case: tuple[str, dict[str, Any]]) -> Any:
 
 @pytest.fixture(scope="module")
 def untrained(models: Path) -> LoadedModel:
-    """The student before its first step; each test trains a copy, which takes a twentieth of the time of loading it."""
+    """Load the student before its first step; each test trains a copy, which takes a twentieth of the time of loading it."""
     return load_student(StudentConfig(model=str(models / "student")), seed=0)
 
 
@@ -277,7 +277,7 @@ def untrained(models: Path) -> LoadedModel:
 def assemble(
     request: pytest.FixtureRequest, models: Path, places: dict[str, str], untrained: LoadedModel
 ) -> Callable[[], Built]:
-    """Builds the same student and teacher anew each time."""
+    """Return a function that builds the same student and teacher at each call."""
     name, settings = request.param
     config = parsed(name, settings, places)
     ROUNDS["service"] = "SERVICE" in str(settings)
@@ -304,7 +304,7 @@ def assemble(
 
 
 def parsed(name: str, settings: dict[str, Any], places: dict[str, str]) -> Any:
-    """The settings as the plug-in reads them, with paths and addresses filled in."""
+    """Return the settings as the plug-in reads them, with paths and addresses filled in."""
     text = json.dumps({"type": name, **settings})
     for word, place in places.items():
         text = text.replace(f'"{word}"', json.dumps(place))
@@ -318,7 +318,7 @@ def can(teacher: Teacher, signal: Signal) -> bool:
 
 
 def spoken(signal: TeacherSignal) -> list[TeacherSignal]:
-    """The answer, or those of a pool's members."""
+    """Return the answer, or the answers of a pool's members."""
     return (
         [signal]
         if signal.pool is None
@@ -327,7 +327,7 @@ def spoken(signal: TeacherSignal) -> list[TeacherSignal]:
 
 
 def tensors(signal: TeacherSignal) -> dict[str, torch.Tensor]:
-    """Every tensor of an answer, by name."""
+    """Return every tensor of an answer, by name."""
     fields = ("logprobs", "topk_ids", "topk_logprobs", "hidden")
     return {
         f"{one.name} {name}": value

@@ -1,4 +1,4 @@
-"""What every tracker is told, by one that writes it down, and what the real ones then hold, where they are installed."""
+"""The calls that every tracker receives, recorded by a test tracker, and the data of real trackers if they are installed."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ def test_a_resumed_run_goes_on_as_the_same_tracked_run(models, tmp_path):
         if call["call"] == "log":
             again = call["metrics"]["reverse_kl"]
             assert steps.setdefault(call["step"], again) == again, (
-                "a step that is done again says the same"
+                "a repeated step sends the same values"
             )
     assert sorted(steps) == [1, 2, 3, 4]
 
@@ -85,7 +85,8 @@ def test_a_tracker_that_fails_does_not_stop_the_run(models, tmp_path, capsys):
     assert len(rows(found.folder / "metrics.jsonl")) == 4
     said = capsys.readouterr().out
     assert (
-        said.count("warning: recording: the service is gone; the run goes on without tracking") == 1
+        said.count("warning: recording: the service is gone; the run continues without tracking")
+        == 1
     )
     assert [call["call"] for call in rows(tmp_path / "calls")] == ["begin", "log"]
 
@@ -184,7 +185,7 @@ tracker.close()
 
 
 def sent(out: Path, name: str) -> Path:
-    """A run of four steps, killed after the third and resumed from the second, with a canary for a key."""
+    """Do a run of four steps, killed after the third and resumed from the second, with a canary as its key."""
     home = out / "runs" / "toy"
     home.mkdir(parents=True)
     env = environment(
@@ -266,7 +267,7 @@ def test_wandb_holds_the_curve(tmp_path):
 
 
 def wandb_steps(path: Path) -> set[int]:
-    """The steps of the history rows in an offline file, which is a log of LevelDB with protocol buffers in it."""
+    """Return the steps of the history rows in an offline file, a LevelDB log that contains protocol buffers."""
     from wandb.proto import wandb_internal_pb2
 
     data, place, whole, steps = path.read_bytes(), 7, b"", set()  # after the file's own header

@@ -1,4 +1,4 @@
-"""Signals, full disks, two runs at once, numbers that explode, models that do not belong together."""
+"""Signals, full disks, two runs at once, exploding numbers, models that do not belong together."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(
     )  # from the file to the first step: a run that has not begun it stops at the first signal
     os.kill(pid, signal.SIGINT)
     when(
-        lambda: "interrupt once more" in (tmp_path / "output").read_text()
+        lambda: "interrupt again" in (tmp_path / "output").read_text()
     )  # two signals within one call count as one
     os.kill(pid, signal.SIGINT)
     assert exit_status(os.waitpid(pid, 0)[1]) == 130
@@ -249,7 +249,7 @@ TASK = {"type": "jsonl", "path": "train.jsonl", "heldout": 0, "verifier": "exact
 
 
 def jsonl(tmp_path: Path, prompts: list[str]) -> dict[str, Any]:
-    """Changes for a recipe on a file with these prompts."""
+    """Return changes for a recipe on a file with these prompts."""
     text = "".join(
         json.dumps({"id": f"{number}", "prompt": prompt, "answer": "a"}) + "\n"
         for number, prompt in enumerate(prompts)
@@ -270,7 +270,7 @@ def test_one_prompt_fills_a_whole_step(models: Path, tmp_path: Path) -> None:
         ("0", number) for number in range(8)
     ]
     assert len({tuple(row["tokens"]) for row in first}) > 1, (
-        "each completion has a random stream of its own"
+        "each completion has a separate random stream"
     )
 
 
@@ -296,7 +296,7 @@ def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(
 def test_no_room_for_any_prompt_is_said_before_the_first_step(
     models: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(DataError, match=r"none of the 48 training prompts fits.*context of 512"):
+    with pytest.raises(DataError, match=r"all 48 training prompts are too long.*context of 512"):
         toy_run(models, tmp_path, changes)
     assert not (tmp_path / "toy" / "metrics.jsonl").exists()
 
@@ -348,7 +348,7 @@ def test_another_vocabulary_is_refused_with_both_sizes(models: Path, tmp_path: P
 
 
 def broken(models: Path, tmp_path: Path, how: str) -> Path:
-    """A copy of the teacher with one thing wrong."""
+    """Copy the teacher with one fault."""
     folder = tmp_path / "broken"
     shutil.copytree(models / "teacher", folder)
     weights = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A line of all processes of a launch is said once; two that find one are in tests/backends/test_torchrun.py."""
+"""A line of all processes of a launch is printed once; two different lines are tested in tests/backends/test_torchrun.py."""
 
 import socket
 

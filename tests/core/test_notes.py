@@ -1,4 +1,4 @@
-"""Notes reach the block that they are of, in one process with many."""
+"""Notes reach the block in which they were made, in one process with many blocks."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Options in the words of the caller."""
+"""Options, named as the caller writes them."""
 
 from practicum.core.options import spell_for_shell, spell_options
 

@@ -1,4 +1,4 @@
-"""A teacher or a task is a file: in the folder of its room, or in any package, named with dots."""
+"""A teacher or a task is one file: in the plug-in folder of its kind, or in any package, named with dots."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def build(config, context):
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package of one's own with a teacher and a task."""
+    """Write a separate package with a teacher and a task."""
     folder = tmp_path / "site" / "mypackage"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")

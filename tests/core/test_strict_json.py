@@ -1,4 +1,4 @@
-"""JSON of others is read as Python reads it, or refused with a reason."""
+"""JSON from outside is read as Python reads it, or refused with a reason."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A step on a cluster on paper: by hand on a tiny model, and by laws over random work."""
+"""The predicted step on a cluster: by hand on a tiny model, and by laws over random work."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ def build_cluster(gpus: int = 64, gpu: str = "h100") -> Cluster:
 
 
 def test_a_step_by_hand() -> None:
-    """Four trainers, two samplers and two teachers: each phase is its amount over its rate."""
+    """Four trainers, two samplers and two teachers: each phase takes its amount divided by its rate."""
     work, cluster = build_work(), build_cluster(8)
     forecast = forecast_step(work, cluster, Split(4, 2, 2), ahead=False)
     gpu = cluster.gpu
@@ -102,7 +102,7 @@ def test_a_step_by_hand() -> None:
 
 
 def in_float32(work: Workload) -> Workload:
-    """The same work of models in float32."""
+    """Return the same work with models in float32."""
     scorers = tuple(replace(scorer, item_bytes=4) for scorer in work.scorers)
     learners = tuple(replace(learner, item_bytes=4) for learner in work.learners)
     return replace(work, scorers=scorers, learners=learners, item_bytes=4)
@@ -236,7 +236,7 @@ def test_work_grows_in_proportion_to_the_prompts(factor: int) -> None:
 
 
 def test_as_many_prompts_a_gpu_take_no_longer_on_more_nodes() -> None:
-    """Weak scaling: more GPUs are also divided more finely."""
+    """Weak scaling: more GPUs also mean smaller shards."""
     few = choose_split(build_work(512), build_cluster(8), ahead=True)[0]
     many = choose_split(build_work(4096), build_cluster(64), ahead=True)[0]
     assert 1.0 <= many.tokens_per_second / (8 * few.tokens_per_second) < 1.2
@@ -247,7 +247,7 @@ def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
     vast = replace(LARGE, parameters=600_000_000_000, body=590_000_000_000)
     with pytest.raises(
         ResourceError,
-        match=r"GPUs that hold it in shards.*or serve it elsewhere and write teacher=",
+        match=r"GPUs that hold it in shards.*or serve it elsewhere and set teacher=",
     ):
         choose_split(build_work(teacher=vast), cluster, ahead=False)
     long = replace(build_work(teacher=None), longest=60_000)
@@ -265,7 +265,7 @@ def test_what_cannot_fit_is_refused_with_what_to_do() -> None:
 
 
 def test_a_teacher_larger_than_a_gpu_is_held_in_shards() -> None:
-    """Two GPUs hold half of it each, and layers and head on their way."""
+    """Two GPUs hold half of it each, plus layers and head in transit."""
     large = replace(LARGE, parameters=50_000_000_000, body=48_000_000_000)
     work, cluster = build_work(teacher=large), build_cluster(16)
     with pytest.raises(ResourceError, match=r"GPUs that hold it in shards"):
@@ -279,7 +279,7 @@ def test_a_teacher_larger_than_a_gpu_is_held_in_shards() -> None:
     assert forecast.memory["teacher"] == 2 * 50_000_000_000 // 2 + gathered + passed
     passes = -(-work.sampled_tokens // 4 // 16384)
     assert forecast.links["between a teacher's shards"] == 4 * passes * 2 * large.body // 2
-    # Products of passes so long hide all gathers within a node.
+    # Products of such long passes hide all gathers within a node.
     alone = work.scorers[0].flops / (4 * cluster.gpu.bfloat16_flops * EFFICIENCY["score"])
     assert forecast.seconds["score"] == pytest.approx(alone)
 
@@ -291,7 +291,7 @@ def test_a_teacher_beside_the_trainers_takes_their_time_and_memory() -> None:
     scorer = work.scorers[0]
     shard = 2 * LARGE.parameters // 6
     assert beside.memory["teacher"] == 0
-    # Passes that take nothing do not fill what is left: the shard and the head differ alone.
+    # Passes that take no memory do not fill the remainder: only the shard and the head differ.
     tight = replace(work, graph=Line(0, 0))
     with_it, without = (
         forecast_step(w, cluster, Split(6, 2, "beside"), ahead=True).memory["trainer"]
@@ -340,11 +340,9 @@ def test_scorers_that_learn_take_a_gpu_each_and_the_time_between_updates() -> No
             assert best.step_seconds == pytest.approx(plain.step_seconds + best.seconds["judge"])
     assert scale_workload(with_two, 4).learners[0].flops == 4 * 10**18
     too_large = replace(work, learners=(replace(critic, num_bytes=100 * 10**9),))
-    with pytest.raises(
-        ResourceError, match=r"^scorer-critic takes .* on a GPU of its own.*adapters"
-    ):
+    with pytest.raises(ResourceError, match=r"^scorer-critic takes .* on its own GPU.*adapters"):
         choose_split(too_large, cluster, ahead=False)
-    with pytest.raises(ResourceError, match=r"^3 GPUs are too few .* beside scorers that learn"):
+    with pytest.raises(ResourceError, match=r"^3 GPUs are too few .* next to scorers that learn"):
         choose_split(with_two, build_cluster(3), ahead=False)
 
 

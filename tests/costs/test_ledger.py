@@ -1,4 +1,4 @@
-"""What a run counts: by hand, as sums of its steps, apart from its evaluations, and the budget that ends it."""
+"""The counts of a run: by hand, as sums of its steps, separate from its evaluations, and the budget that ends it."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +82,7 @@ def test_of_a_model_whose_size_alone_is_known_two_operations_a_token_and_paramet
     judge = ledger.meter("scorer-grade")
     judge.declare_size(70)
     judge.count_sampled([((1, 2, 3), 2), ((1, 2, 4), 5), ((1, 2, 4), 3)])
-    # Each prompt is read once, and the last token of an answer never.
+    # Each prompt is read once, and the last token of an answer is never read.
     assert ledger.take()["cost/flops_sample"] == 2 * 70 * (3 + 3 + 1 + 4 + 2)
 
 
@@ -137,7 +137,7 @@ def test_a_run_counts_what_it_did(models: Path, tmp_path: Path) -> None:
 def test_a_teacher_that_gives_hidden_states_costs_as_much_as_one_that_gives_logprobs(
     models: Path, tmp_path: Path
 ) -> None:
-    """Its head is counted where it is applied."""
+    """Check that the head is counted where it is applied."""
     full = toy_run(models, tmp_path / "full", {"train.steps": 1}).summary["cost"]
     sampled = toy_run(
         models, tmp_path / "sampled", {"train.steps": 1, "objective": {"signal": "sampled"}}

@@ -23,7 +23,7 @@ TINY = ModelDims(
 
 
 def test_forward_by_hand() -> None:
-    """F(c) = 2 (1000 + 50 x 8) + 4 x 2 x 2 x 4 c."""
+    """Check F(c) = 2 (1000 + 50 x 8) + 4 x 2 x 2 x 4 c."""
     assert TINY.count_forward_flops(0) == 2800
     assert TINY.count_forward_flops(10) == 2800 + 640
     assert TINY.count_hidden_flops(3, 6) == 6000 + 64 * 6
@@ -97,7 +97,7 @@ def test_nothing_is_read_of_nothing() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("part", ["all", "last layer", "adapters"])
 def test_the_count_is_that_of_torch(architecture: str, part: str) -> None:
-    """Matrix products and attention of one text, forward and backward; torch counts attention without its mask."""
+    """Check matrix products and attention of one text, forward and backward; torch counts attention without its mask."""
     model = tiny(architecture)
     model.model.train()
     _let_learn(model, part)
@@ -108,7 +108,7 @@ def test_the_count_is_that_of_torch(architecture: str, part: str) -> None:
         _logits(model, ids)
     with FlopCounterMode(display=False) as both:
         _logits(model, ids).sum().backward()
-    whole = length * length  # without a mask every token looks at all
+    whole = length * length  # without a mask every token attends to all tokens
     read = ReadTokens(tokens=length, prompt_tokens=0, contexts=whole)
     assert (
         shape.count_hidden_flops(length, whole) + shape.count_head_flops(length)
@@ -134,7 +134,7 @@ def _logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _entry(model: LanguageModel, tokens: int) -> int:
-    """What is counted though it is not needed: the input gradient of the lowest layer that has adapters."""
+    """Return the operations counted in addition to the needed ones: the input gradient of the lowest layer with adapters."""
     attention = model.model.base_model.layers[-1].self_attn
     maps = [attention.q_proj, attention.k_proj, attention.v_proj]
     return sum(

@@ -1,4 +1,4 @@
-"""The laws of single families of divergences, beside those of the package that hold for every entry.
+"""Laws of single families of divergences; the laws of the package hold for every entry.
 
 Each law takes a divergence, a parameter, and logits of student and teacher in float64, and asserts.
 """
@@ -17,13 +17,13 @@ __all__ = ["LAWS", "TWINS", "close", "gradient", "logp", "random_logits"]
 
 
 def close(a, b, rel=1e-12):
-    """Relative closeness of whole tensors, as the identities of gradients are stated."""
+    """Assert relative closeness of whole tensors, as the identities of gradients are stated."""
     error = (a - b).norm() / b.norm().clamp(min=1e-9)
     assert error <= rel, f"relative error {error:.2e} above {rel:.0e}"
 
 
 def mirror(divergence, parameter, student, teacher):
-    """The other direction of each family: forward(p, q) = reverse(q, p)."""
+    """Check the reverse direction of each family: forward(p, q) = reverse(q, p)."""
     s, t = logp(student), logp(teacher)
     mirrors = {
         "forward_kl": ("reverse_kl", lambda p: p),
@@ -44,7 +44,7 @@ def mirror(divergence, parameter, student, teacher):
 
 
 LIMITS = [
-    # family, parameter, what the value is divided by, the divergence it tends to
+    # family, parameter, divisor of the value, the divergence in the limit
     ("jsd", 1e-6, 1e-6, "forward_kl"),
     ("jsd", 1 - 1e-6, 1e-6, "reverse_kl"),
     ("jsd_normalized", 1e-6, 1.0, "forward_kl"),
@@ -118,7 +118,7 @@ def _jsd(s, t, b):
 
 
 TWINS = {
-    # The textbook formulas, in probabilities and plain loops.
+    # Check the textbook formulas, in probabilities and plain loops.
     "forward_kl": lambda s, t, _: _kl(t, s),
     "reverse_kl": lambda s, t, _: _kl(s, t),
     "jsd": _jsd,
@@ -135,7 +135,7 @@ TWINS = {
         (x ** (1 + a) - y ** (1 + a)) / (a * (1 + a)) - y**a * (x - y) / a
         for x, y in zip(s, t, strict=True)
     ),
-    # The weights T / (T + S) and S / (T + S) make Jeffreys' divergence of it, in value but not in gradient.
+    # The weights T / (T + S) and S / (T + S) turn it into Jeffreys' divergence, in value but not in gradient.
     "todi": lambda s, t, _: sum((y - x) * math.log(y / x) for x, y in zip(s, t, strict=True)),
     "ce": lambda s, t, _: -sum(y * math.log(x) for x, y in zip(s, t, strict=True)),
     "mse": _mse,

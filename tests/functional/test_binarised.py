@@ -85,7 +85,7 @@ def test_shares_add_up_to_the_spans_value() -> None:
     logprobs = torch.tensor([-1.0, -3.0, -0.5, 0.0, 0.0, 0.0])
     values = torch.tensor([2.0, 2.0, 5.0, 6.0, 6.0, 6.0])
     assert share_spans(values, logprobs, numbers, "even").tolist() == [1, 1, 5, 2, 2, 2]
-    # A span that is certain has no surprise to share by.
+    # A certain span has no surprise to divide.
     assert share_spans(values, logprobs, numbers, "surprise").tolist() == [0.5, 1.5, 5, 2, 2, 2]
     for share in ("even", "surprise"):
         summed = sum_spans(share_spans(values, logprobs, numbers, share), numbers)

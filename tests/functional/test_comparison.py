@@ -1,4 +1,4 @@
-"""The one comparison of two distributions: its laws, against a slow twin, and whatever the parts are cut into."""
+"""The comparison of two distributions: its laws, against a slow twin, for any division into chunks."""
 
 import math
 
@@ -24,7 +24,7 @@ def pair(seed):
 
 
 def by_enumeration(student, teacher, token):
-    """Every measure of one position, from two lists of log-probabilities."""
+    """Compute every measure of one position, from two lists of log-probabilities."""
     probabilities = [(math.exp(s), math.exp(t)) for s, t in zip(student, teacher, strict=True)]
     likeliest = [
         sorted(range(VOCABULARY), key=side.__getitem__, reverse=True)[:K]

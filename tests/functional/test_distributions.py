@@ -167,7 +167,7 @@ def test_tails(seed, support, dtype):
 @pytest.mark.parametrize("tail", F.TAILS)
 @pytest.mark.parametrize("name", list(DIVERGENCES))
 def test_gradient_is_finite_without_any_candidate(tail, name):
-    """An empty intersection: nothing is known about the position, and nothing breaks."""
+    """Check an empty intersection: nothing is known about the position, and nothing breaks."""
     student, teacher = random_logits(1, positions=2)
     ids, valid = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.bool)
     part = F.restrict(logp(teacher), ids, valid, tail)
@@ -180,7 +180,7 @@ def test_gradient_is_finite_without_any_candidate(tail, name):
 
 
 def test_tail_mass_is_stable():
-    """A tail too small for float32 is the documented smallest tail, and its gradient is finite."""
+    """Check that a tail too small for float32 becomes the documented smallest tail, with a finite gradient."""
     logits = torch.tensor([[30.0, 0.0, -1.0, -2.0]], requires_grad=True)
     ids, valid = torch.tensor([[0]]), torch.tensor([[True]])
     tail = F.restrict(logp(logits), ids, valid, "bucket")[0, 1]
@@ -208,7 +208,7 @@ def test_the_whole_vocabulary_leaves_an_empty_tail():
     student = logp(random_logits(2, count=1)[0])
     ids, valid = F.candidates(student, student, 99, "union")
     assert torch.isneginf(F.restrict(student, ids, valid, "bucket")[:, -1]).all()
-    # The candidates alone do not say that they are all there is.
+    # The candidates by themselves do not show that they are complete.
     assert F.restrict_candidates(student, torch.ones_like(student, dtype=torch.bool), "bucket")[
         0, -1
     ].isfinite()

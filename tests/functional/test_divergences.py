@@ -102,7 +102,7 @@ def test_known_gradients():
 
 
 def test_closed_advantages():
-    """The derived advantages against the closed forms."""
+    """Check the derived advantages against the closed forms."""
     student, teacher = (logp(logits) for logits in random_logits(7))
     r, a, beta = (teacher - student).exp(), 0.3, 0.2
     m = (1 - a) * r + a
@@ -158,7 +158,7 @@ def test_teacher_floor():
 
 
 def test_families_in_float32_near_their_ends():
-    """Small parameters do not lose the digits: float32 agrees with float64."""
+    """Check that small parameters keep their digits: float32 agrees with float64."""
     student, teacher = (
         logp(logits) for logits in random_logits(9, positions=50, vocabulary=40, scale=3.0)
     )
@@ -178,7 +178,7 @@ def test_adaptive_weight_is_held_constant():
 
 
 def test_speculative_decoding_accepts_one_minus_tvd():
-    """A decoder that drafts from S, accepts v with min(1, T/S) and else draws from the residual, by enumeration."""
+    """Check a decoder that drafts from S, accepts v with min(1, T/S) and else draws from the residual, by enumeration."""
     student, teacher = (logp(logits)[0].exp() for logits in random_logits(11))
     residual = (teacher - student).clamp(min=0)
     residual = residual / residual.sum()
@@ -241,7 +241,7 @@ def _reflected(term):
 
 
 def _detached(term):
-    """Half of the gradient is lost, the value is right."""
+    """Return half of the gradient, with the right value."""
     return lambda student, teacher, parameter: (
         0.5 * (term(student, teacher, parameter) + term(student.detach(), teacher, parameter))
     )
@@ -272,7 +272,7 @@ MUTANTS = [
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_fault_is_caught(name, fault, twin):
-    """The test of the tests: each deliberate fault breaks at least one law, even without the textbook formula."""
+    """Check the tests themselves: each deliberate fault breaks at least one law, even without the textbook formula."""
     entry = DIVERGENCES[name]
     mutant = replace(entry, term=fault(entry.term))
     parameter = None if entry.parameter is None else 0.2

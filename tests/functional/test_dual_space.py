@@ -1,4 +1,4 @@
-"""Maps between two models' states: exact where they exist, least squares elsewhere, whatever the parts."""
+"""Maps between two models' states: exact where they exist, least squares elsewhere, for any division into parts."""
 
 import torch
 

@@ -33,7 +33,7 @@ def test_values_of_k1_k2_k3(seed):
 
 @given(st.integers(0, 10**6))
 def test_gradients_of_k1_k2_k3(seed):
-    """What each docstring promises, as loss and as detached reward."""
+    """The promise of each docstring, as loss and as detached reward."""
     student, teacher = random_logits(seed)
     p, t = logp(student).exp(), logp(teacher)
     reverse = gradient(lambda s: F.reverse_kl(s, t), student)
@@ -68,7 +68,7 @@ def tables(seed, count=2):
 
 
 def per_token(table):
-    """Log-probability of every token of every sequence, [sequences, LENGTH]."""
+    """Return the log-probability of every token of every sequence, [sequences, LENGTH]."""
     return logp(table)[STATES, TOKENS]
 
 
@@ -78,7 +78,7 @@ def gradient_of(loss, table):
 
 
 def sequence_gradient(student, teacher):
-    """The gradient of KL between the distributions of whole sequences."""
+    """Return the gradient of KL between the distributions of whole sequences."""
 
     def loss(table):
         log_student, log_teacher = per_token(table).sum(-1), per_token(teacher).sum(-1)
@@ -88,7 +88,7 @@ def sequence_gradient(student, teacher):
 
 
 def visited_gradient(student, teacher):
-    """The gradient of the full-vocabulary KL at the states the student visits, the visits held fixed."""
+    """Return the gradient of the full-vocabulary KL at the states the student visits, the visits held fixed."""
     visits = per_token(student).sum(-1).exp()
 
     def loss(table):
@@ -98,7 +98,7 @@ def visited_gradient(student, teacher):
 
 
 def score_gradient(student, sampler, returns):
-    """-E_sampler[sum_t return_t grad log S_t]."""
+    """Return -E_sampler[sum_t return_t grad log S_t]."""
     weight = per_token(sampler).sum(-1).exp()[:, None] * returns
     return gradient_of(lambda table: -(weight * per_token(table)).sum(), student)
 
@@ -129,7 +129,7 @@ def test_full_returns_are_the_sequence_gradient(seed):
     # MiniLLM's decomposition: the exact step, and the returns of the *later* steps only.
     later = returns - returns_of(student, teacher, 0.0)
     close(visited_gradient(student, teacher) + score_gradient(student, student, later), exact)
-    # Without them it is another gradient, so the two tests above tell the two apart.
+    # Without them the gradient differs, so the two tests above distinguish the two.
     assert (visited_gradient(student, teacher) - exact).norm() / exact.norm() > 0.1
 
 
@@ -160,7 +160,7 @@ def test_prefix_ratio_is_exact_for_a_stale_sampler(gamma):
         off = score_gradient(student, sampler, token * returns) - exact
         assert off.norm() / exact.norm() > 0.05
     else:
-        # Returns look past the token, so each later advantage needs the ratios up to itself.
+        # Returns include later tokens, so each later advantage needs the ratios up to itself.
         advantage = returns_of(student, teacher, 0.0)
         weighted = torch.stack([F.reward_to_go(row, 1.0) for row in factors * advantage])
         close(score_gradient(student, sampler, weighted), sequence_gradient(student, teacher))
@@ -241,7 +241,7 @@ def test_advantages():
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.9, 0.7), (1.0, 1.0), (0.8, 0.0), (1.0, 0.95)])
 def test_generalized_advantages_are_the_discounted_sum_of_differences(gamma, gae_lambda):
-    """1506.02438, equation 16, in two loops; with lambda 1 the return minus the value."""
+    """Check 1506.02438, equation 16, in two loops; with lambda 1 the return minus the value."""
     generator = torch.Generator().manual_seed(4)
     rewards, values = torch.randn(2, 6, generator=generator, dtype=torch.float64)
     later = [*values[1:].tolist(), 0.0]

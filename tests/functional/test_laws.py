@@ -1,4 +1,4 @@
-"""Each law is seen to fail, on an entry that is wrong in the way that it is there for."""
+"""Each law is shown to fail, on an entry with the fault that the law should find."""
 
 from collections.abc import Callable
 from typing import Any
@@ -165,7 +165,7 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
             lambda x: (x.logprobs / x.logprobs.min()).detach(), needs=("logprobs",), pointwise=True
         ),
         "weight_is_pointwise",
-        "alone the tokens weigh",
+        "computed separately the tokens weigh",
     ),
     "not one on policy": (
         "correction",
@@ -195,7 +195,7 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "sample weight",
         F.SampleWeight("mine", lambda x: [float(r or 0) for r in x.rewards] or [0.5], ""),
         "sample_weight_reads_what_it_needs",
-        "with needs=[] alone it is [0.5]",
+        "with needs=[] only, it is [0.5]",
     ),
     "a division by the spread": (
         "advantage",

@@ -1,4 +1,4 @@
-"""Losses of pairs: autograd of the written formula, their values at known points, and what they are for."""
+"""Losses of pairs: autograd of the written formula, their values at known points, and their purposes."""
 
 import itertools
 import math
@@ -25,14 +25,14 @@ def log_sigmoid(value: Tensor) -> Tensor:
 def written(
     name: str, chosen: list[Tensor], rejected: list[Tensor], beta: float, margin: float
 ) -> Tensor:
-    """The loss of one pair as its paper writes it, from (log S, log R) of both answers' tokens."""
+    """Compute the loss of one pair as its paper writes it, from (log S, log R) of both answers' tokens."""
     (student, reference), (other, other_reference) = chosen, rejected
     if name in ("dpo", "spin"):
         return -log_sigmoid(
             beta * (student - reference).sum() - beta * (other - other_reference).sum()
         )
     if name == "ipo":
-        # As TRL: each answer's log-ratio is divided by its tokens.
+        # As in TRL: each answer's log-ratio is divided by its number of tokens.
         h = (student - reference).mean() - (other - other_reference).mean()
         return (h - 1 / (2 * beta)) ** 2
     if name == "ipo_sum":
@@ -50,7 +50,7 @@ def written(
 
 
 def draw(lengths: list[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of student and reference, and the answer of each token."""
+    """Draw log-probabilities of student and reference, and the answer of each token."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     student, reference = (
@@ -96,7 +96,7 @@ def test_answers_in_no_pair_have_no_coefficient() -> None:
     for name in PAIR_LOSSES:
         found = pair_coefficients(name, answers, torch.tensor([[2, 0]]))
         assert not found[rows == 1].any()
-        # The chosen answer's likelihood rises, the other's falls.
+        # The chosen answer's likelihood rises, and the rejected answer's falls.
         assert (found[rows == 2] < 0).all() and (found[rows == 0] > 0).all()
         nothing = pair_coefficients(name, answers, torch.zeros(0, 2, dtype=torch.long))
         assert not nothing.any()
@@ -141,7 +141,7 @@ SEQUENCES = list(itertools.product(range(3), repeat=2))
 
 
 def _table(seed: int) -> Tensor:
-    """The log-probability of every answer under a random autoregressive model: parameters [4, 3]."""
+    """Return the log-probability of every answer under a random autoregressive model with parameters [4, 3]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(4, 3, generator=generator, dtype=torch.float64)
 
@@ -153,7 +153,7 @@ def _score(parameters: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("beta", [0.3, 0.7])
 def test_over_all_answers_the_optimum_of_dpo_is_the_tilted_reference(beta: float) -> None:
-    """With Bradley-Terry preferences of a known reward, DPO's optimum is ref * exp(reward / beta)."""
+    """Check that with Bradley-Terry preferences of a known reward, DPO's optimum is ref * exp(reward / beta)."""
     generator = torch.Generator().manual_seed(3)
     reference = _score(_table(0))
     reward = 0.5 * torch.randn(len(SEQUENCES), generator=generator, dtype=torch.float64)
@@ -173,7 +173,7 @@ def test_over_all_answers_the_optimum_of_dpo_is_the_tilted_reference(beta: float
 
 
 def test_spin_stands_still_where_the_opponent_is_the_data() -> None:
-    """Over all pairs, SPIN's expected gradient at S = opponent vanishes only if the data are the opponent's."""
+    """Check that over all pairs, SPIN's expected gradient at S = opponent only vanishes if the data are the opponent's."""
 
     def gradient(data: Tensor, opponent: Tensor, parameters: Tensor) -> Tensor:
         leaf = parameters.clone().requires_grad_()
@@ -192,8 +192,8 @@ def test_spin_stands_still_where_the_opponent_is_the_data() -> None:
     opponent, data = _score(own), _score(other)
     assert gradient(opponent, opponent, own).abs().max() < 1e-15
     assert gradient(data, opponent, own).abs().max() > 1e-3
-    # The step raises the data's likelihood: at equality it is minus half of beta times that of SFT
-    # plus the opponent's own score, whose expectation is 0.
+    # The step raises the data's likelihood: at equality it is minus half of beta times the step of SFT
+    # plus the opponent's own score, which has expectation 0.
     leaf = own.clone().requires_grad_()
     sft = torch.autograd.grad(-(data.exp() * _score(leaf)).sum(), leaf)[0]
     torch.testing.assert_close(gradient(data, opponent, own), 0.4 / 2 * sft)

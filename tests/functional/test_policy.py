@@ -1,4 +1,4 @@
-"""Losses of given tokens: numbers worked out by hand, and the gradients of the corrections that they are made of."""
+"""Losses of given tokens: numbers worked out by hand, and the gradients of the corrections inside them."""
 
 import math
 
@@ -93,7 +93,7 @@ def test_any_loss_is_a_cross_entropy_with_minus_its_gradient_as_weights():
 
 
 def slow_gspo(learner, sampler, advantages, mask, low, high):
-    """GSPO-token as equations 13 to 15 of 2507.18071 write it, a token at a time: loss and derivative by log S."""
+    """Compute GSPO-token as equations 13 to 15 of 2507.18071, token by token: loss and derivative by log S."""
     marked = [index for index, chosen in enumerate(mask) if chosen]
     ratio = math.exp(sum(learner[index] - sampler[index] for index in marked) / len(marked))
     clipped = min(max(ratio, low), high)

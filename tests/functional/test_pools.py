@@ -16,7 +16,7 @@ WEIGHTS = st.lists(st.floats(0.05, 2.0), min_size=2, max_size=4)
 
 
 def logits_and_members(seed, count):
-    """Logits of a student and another, and the log-probabilities of some members."""
+    """Draw logits of a student and another model, and the log-probabilities of some members."""
     student, other, *members = random_logits(seed, count=count + 2)
     return student, other, [logp(member) for member in members]
 
@@ -141,7 +141,7 @@ def test_the_gate_leaves_out_who_is_uncertain_token_by_token():
     other = torch.stack([SHARP, FLAT, FLAT])
     shares = F.member_weights([one, other], [0.5, 1.5], gate=1.0)
     assert shares[0].tolist() == pytest.approx([0.0, 2.0, 0.5]), (
-        "where nobody is certain, all count"
+        "where no member is certain, all count"
     )
     assert shares[1].tolist() == pytest.approx([2.0, 0.0, 1.5])
     pool = F.geometric([one, other], [0.25, 0.75], gate=1.0)

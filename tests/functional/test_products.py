@@ -16,7 +16,7 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_round_their_operands_and_not_their_sums(dtype: torch.dtype):
-    """More rows than one block, and values so large that a result of 8 bits would be far off."""
+    """Check more rows than one block, and values so large that a result of 8 bits would be far off."""
     hidden, rows, gradient = draw(5, 16), 4 * draw(BLOCK_ROWS + 3, 16), draw(5, BLOCK_ROWS + 3)
     rows = rows.to(dtype)
     exact = hidden.to(dtype).double() @ rows.double().T
@@ -36,7 +36,7 @@ def test_products_round_their_operands_and_not_their_sums(dtype: torch.dtype):
 
 
 def test_logits_of_a_bfloat16_head_are_those_of_its_weights_and_not_of_eight_bits():
-    """In bfloat16, logits of 30 are off by 0.06, and log-probabilities by as much."""
+    """Check large logits: in bfloat16, logits of 30 are off by 0.06, and log-probabilities by as much."""
     weight, hidden = 2 * draw(300, 64).bfloat16(), draw(7, 64, seed=1).bfloat16()
     head, exact = Head(weight, 300), Head(weight.double(), 300)
     assert head.logits(hidden).dtype == torch.float32

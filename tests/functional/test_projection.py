@@ -1,4 +1,4 @@
-"""A distribution carried over to another vocabulary: a matrix whose rows sum to 1, written out, and what it keeps."""
+"""A distribution carried over to another vocabulary: the explicit matrix, with rows that sum to 1, and its invariants."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ WIDTH = 9
 
 
 def matrix(decay: float) -> torch.Tensor:
-    """W by loops: its rows are the tokens, its columns those of the other vocabulary."""
+    """Build W by loops: its rows are the tokens, its columns the tokens of the target vocabulary."""
     dense = torch.zeros(6, WIDTH, dtype=torch.float64)
     for token in KEPT.tolist():
         dense[token, token] = 1.0

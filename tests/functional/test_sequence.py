@@ -11,7 +11,7 @@ LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
 
 def aggregate_twin(losses, aggregate, norm):
-    """The definitions, over sequences that have tokens."""
+    """Compute the definitions, over sequences that have tokens."""
     rows = [row for row in losses if row]
     if not rows:
         return 0.0

@@ -1,4 +1,4 @@
-"""Speculative sampling by enumeration: whatever the draft model says, what is written is distributed as the target's own."""
+"""Speculative sampling by enumeration: for any draft model, the written text follows the target's distribution."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ def distributions(seed, *shape):
 
 
 def with_impossible(logprobs, token):
-    """The same distributions with one token that is never drawn."""
+    """Return the same distributions with one token that is never drawn."""
     return torch.log_softmax(logprobs.index_fill(-1, torch.tensor([token]), -math.inf), dim=-1)
 
 
@@ -86,7 +86,7 @@ class Table:
         )
 
     def before_each(self, text, extra=0):
-        """What is said before each token of a text, and after the last with `extra` 1."""
+        """Return the distribution before each token of a text, and after the last with `extra` 1."""
         return torch.stack([self.logprobs[text[:place]] for place in range(len(text) + extra)])
 
     def probability(self, text):
@@ -117,7 +117,7 @@ def test_what_a_round_writes_is_distributed_as_the_targets_text(gamma):
             for token in range(VOCABULARY):
                 begun = (*drafted[:kept], token)
                 here = draft.probability(drafted) * chance * after[token].exp().item()
-                for text in written:  # the target goes on by itself
+                for text in written:  # the target continues by itself
                     if text[: len(begun)] == begun:
                         written[text] += here * target.probability(text) / target.probability(begun)
     for text, probability in written.items():

@@ -1,6 +1,6 @@
-"""Write the golden curves anew: `python -m tests.golden`, after a change that is meant to change numbers.
+"""Rewrite the golden curves: `python -m tests.golden`, after a change that is meant to change numbers.
 
-Commit them together with that change and say why they moved. A change that should not move them must not.
+Commit them together with that change and explain why they moved. Other changes must not move them.
 """
 
 import sys

@@ -55,7 +55,7 @@ def datasets() -> dict[str, Any]:
 @pytest.mark.long
 def test_every_generator_of_the_installed_package_that_evaluates_has_a_grammar() -> None:
     reached = {name: find_unguarded(name, scoring) for name, (scoring, _) in datasets().items()}
-    # It hands the reply on to any other generator, and is refused.
+    # It passes the reply to any other generator, and is refused.
     assert any("score_answer" in name for name in reached.pop("composite"))
     assert not {name: evaluated for name, evaluated in reached.items() if evaluated}
 
@@ -77,7 +77,7 @@ def test_right_answers_score_through_the_grammar_as_without_it(generator: str) -
     for number in range(8):
         item = dataset[number]
         if "Integral" in item["answer"]:
-            # The package itself takes minutes over these.
+            # The package itself takes minutes for these.
             continue
         for reply in [item["answer"], *VARIANTS[generator](item["answer"])]:
             sentence = admit(generator, reply, "")

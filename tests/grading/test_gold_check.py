@@ -38,7 +38,10 @@ def test_an_answer_that_is_accepted_scores_one_in_a_box(gold: Gold) -> None:
 @pytest.mark.parametrize("answer", REFUSED.values(), ids=REFUSED)
 def test_an_answer_that_no_reply_can_match_is_refused(answer: str) -> None:
     problem = GoldChecker("math", "require", "rows.jsonl").find_problem(answer)
-    assert problem is not None and "write the final answer alone as LaTeX, or after ####" in problem
+    assert (
+        problem is not None
+        and "write only the final answer as LaTeX, or write it after ####" in problem
+    )
 
 
 @settings(max_examples=40)
@@ -81,7 +84,7 @@ def test_an_answer_that_is_not_one_number_is_refused(
     read: Callable[..., Task], answer: str, verifier: str
 ) -> None:
     with pytest.raises(
-        DataError, match=r"is not one number.*or after ####, or write verifier: math"
+        DataError, match=r"is not one number.*or write it after ####, or set verifier: math"
     ):
         read("3", answer, verifier=verifier)
 

@@ -1,4 +1,4 @@
-"""Verifiers of the user's: a function by name in its own process, and a callable of Python here."""
+"""Verifiers of the user's: a function by name in its own process, and a Python callable in this process."""
 
 import functools
 import json
@@ -77,7 +77,7 @@ number = 3
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module of one's own on the path of this process, which PYTHONPATH does not name."""
+    """Write a module on the path of this process, which PYTHONPATH does not name."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "own_rewards.py").write_text(REWARDS)
@@ -285,7 +285,12 @@ def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], line: str
     ("verifier", "sandbox", "scores", "line"),
     [
         ("__main__:f", "require", (0.0, 1.0), "was a function of a script or notebook"),
-        ("own:f.<locals>.g", "require", (0.0, 1.0), "move it into a module and write package."),
+        (
+            "own:f.<locals>.g",
+            "require",
+            (0.0, 1.0),
+            "move the function into a module and set package.",
+        ),
         ("math", "off", (0.0, 1.0), "off is for a function of yours, and 'math' is practicum's"),
         ("exact", "require", (-1.0, 1.0), "'exact' gives 0 or 1; leave it out"),
     ],

@@ -105,7 +105,7 @@ def test_the_programs_of_the_recipe_pass_their_tests() -> None:
     recipe = load_recipe("smoke/programs")
     assert isinstance(recipe.task, Config)
     task = build(recipe.task, TaskContext(0, Path(recipe.base_dir)))
-    # Each program is asked for in three ways, with the same tests.
+    # Each program is requested in three ways, with the same tests.
     prompts = [*task.train_prompts()[::3], *task.heldout_prompts()]
     programs = [prompt.response or "" for prompt in prompts]
     assert len(prompts) == 16 and len(set(programs)) == 8
@@ -118,4 +118,4 @@ def test_the_programs_of_the_recipe_pass_their_tests() -> None:
         task.reward(Rollout.from_text(prompt, program))
         for prompt, program in zip(prompts, [*programs[1:], *programs[:1]], strict=True)
     ]
-    assert moved == [0.0] * 16, "each test knows the other programs as wrong"
+    assert moved == [0.0] * 16, "each test rejects every other program"

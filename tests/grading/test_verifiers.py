@@ -83,9 +83,9 @@ def test_mathematics_is_compared_by_value(reply: str, answer: str, score: int) -
 
 
 EVALUATORS = {
-    # Numbers, signs and brackets of a reply, which `practicum.grading.math_verify` holds by a grammar of its own.
+    # Numbers, signs and brackets of a reply, which `practicum.grading.math_verify` checks by a separate grammar.
     "math_verify/parser.py": {"parse_expr"},
-    # Values of variables, which are not given here.
+    # Values of variables, which do not occur here.
     "latex2sympy2_extended/latex2sympy2.py": {"parse_expr"},
     # Arguments that are expressions already.
     "latex2sympy2_extended/logic.py": {"sympify"},

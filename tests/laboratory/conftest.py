@@ -1,4 +1,4 @@
-"""Runs of a reproduction are forks: that a comparison starts processes of their own is held by its own tests."""
+"""Runs of a reproduction are forks: the comparison's own tests check that it starts separate processes."""
 
 import os
 import signal
@@ -18,26 +18,26 @@ class ForkedRun:
         self.code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = exit_status(status) if pid else None
         return self.code
 
     def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Return the exit code, once it has ended."""
         if self.code is None:
             self.code = exit_status(os.waitpid(self.pid, 0)[1])
         return self.code
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the fork immediately."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
 
 class ForkingStarter:
-    """What a `WarmStarter` is, with this process as the one that has imported everything."""
+    """A replacement of `WarmStarter`, with this process as the process that has imported everything."""
 
     def start(self, words: list[str], log: Path) -> ForkedRun:
         """Begin `practicum WORDS`."""

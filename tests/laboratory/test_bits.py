@@ -1,4 +1,4 @@
-"""What the rounding of a run's teacher costs is read from the finished run."""
+"""The cost of a rounded teacher is read from the finished run."""
 
 from pathlib import Path
 

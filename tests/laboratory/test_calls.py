@@ -1,4 +1,4 @@
-"""How a run's last evaluation calls its tools: by hand, and from a finished run."""
+"""The tool calls of a run's last evaluation: by hand, and from a finished run."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_a_run_says_of_every_held_out_answer_what_its_calls_came_to(tmp_path: Pa
         ],
     )
     folder = run(recipe, out=tmp_path).folder
-    # The teacher is the task's expert, which makes the one call that is needed.
+    # The teacher is the task's expert, which makes only the call that is needed.
     teacher = read_json(folder / "before.json")["teacher"]["answers"]
     assert [answer["calls"] for answer in teacher] == [["answered"]] * 4
     assert count_calls([answer["calls"] for answer in teacher])["calls_too_many"] == 0

@@ -1,4 +1,4 @@
-"""Speculative decoding with real models: the texts are the target's, whoever drafts; and what a reproduction reads of it."""
+"""Speculative decoding with real models: texts follow the target for any drafter, and a reproduction stores its measurements."""
 
 import json
 from collections import Counter
@@ -27,7 +27,7 @@ COUNT = 1000
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A drafter that knows nothing, and a target that has learned a little."""
+    """Return an untrained drafter, and a target that was trained a little."""
     home = tmp_path_factory.mktemp("models")
     folders = [
         make_model(home / f"steps-{steps}", hidden_size=16, seed=steps, pretrain=steps)
@@ -37,7 +37,7 @@ def models(tmp_path_factory):
 
 
 def decoded(drafter, target, count, params, gamma=3):
-    """Texts after one prompt by speculative decoding, and what they took."""
+    """Return texts after one prompt by speculative decoding, and their cost."""
     texts = [DraftText((5, 6, 7), (5, 6, 7), seed) for seed in range(count)]
     draft, check = (LocalSampler(model.language_model) for model in (drafter, target))
     with torch.no_grad():
@@ -46,7 +46,7 @@ def decoded(drafter, target, count, params, gamma=3):
 
 
 def exact(model, params, text=()):
-    """The probability of every text that the model writes after the prompt."""
+    """Return the probability of every text that the model writes after the prompt."""
     if text and (len(text) == params.max_new_tokens or params.should_stop(text)):
         return {text: 1.0}
     language_model = model.language_model
@@ -61,7 +61,7 @@ def exact(model, params, text=()):
 
 
 def likelihood(texts, chances):
-    """The p-value of chi-squared: texts that are expected at least 20 times, and all others together."""
+    """Return the p-value of chi-squared over texts that are expected at least 20 times, and one class for the rest."""
     counts, total = Counter(texts), len(texts)
     often = [text for text, chance in chances.items() if chance * total >= 20]
     expected = [chances[text] * total for text in often]
@@ -115,7 +115,7 @@ TEACHER = {
 
 
 def finished(models, out, teacher):
-    """The folder of a run that learns total variation for two steps."""
+    """Return the folder of a run that learns total variation for two steps."""
     make_model(models / "student")
     changes = {
         "teacher": teacher,

@@ -1,4 +1,4 @@
-"""Quick forms of reproductions as tests of their effects: the bounds are wide, and what breaks them has lost the effect."""
+"""Quick forms of reproductions as tests of their effects: the bounds are wide, and a violation means that the effect is lost."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def mean(results: Results, arm: str, measure: str = "accuracy") -> float:
 
 
 def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
-    """A reproduction with some of its arms alone, its quick form with so many steps."""
+    """Write a reproduction with only some of its arms, with this many steps in its quick form."""
     data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     spec = load_reproduction(name).spec
     data["arms"] = {arm: data["arms"][arm] for arm in arms}
@@ -40,7 +40,7 @@ def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
 @pytest.mark.slow
 def test_the_whole_vocabulary_has_several_times_the_signal_of_the_sampled_token(tmp_path):
     data = yaml.safe_load((FOLDER / "signal.yaml").read_text())
-    # Pretraining the teacher took most of the time; what it knows after a fourth of the steps is enough.
+    # Pretraining the teacher took most of the time; a fourth of the steps is enough.
     data["teacher"] = {"model": {"pretrain": {"steps": 300}}}
     data["measure"]["quick_batches"] = 12
     data["quick"] = {"seeds": 1}

@@ -1,4 +1,4 @@
-"""Signal and noise of gradients that are drawn with known ones."""
+"""Signal and noise of gradients that are drawn with known values."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from laboratory.measures.gradient import Moments
 
 
 def moments(mean: float, count: int, seed: int) -> Moments:
-    """`count` gradients of 100 numbers, each `mean` with noise of variance 1: signal 100 mean^2, noise 100."""
+    """Draw `count` gradients of 100 numbers, each `mean` with noise of variance 1: signal 100 mean^2, noise 100."""
     generator = torch.Generator().manual_seed(seed)
     found = Moments()
     for _ in range(count):

@@ -15,7 +15,7 @@ from practicum.studies.compare import Point
 
 
 def results(**arms: list[float]) -> Results:
-    """Arms with an accuracy a seed, and a straight way there over ten steps of 100 operations each."""
+    """Return arms with one accuracy per seed, on a straight line over ten steps of 100 operations each."""
     curves = {
         arm: {
             seed: [Point({"steps": 0.0, "flops": 0.0}, 0.0)]
@@ -209,11 +209,13 @@ def test_results_read_back_to_the_same_verdicts(tmp_path):
 def test_a_measure_that_is_only_known_at_the_end_says_so(tmp_path):
     readings = {"one": {"length": {0: 4.0}, "accuracy/a": {0: 0.5}, "before/accuracy/a": {0: 0.75}}}
     found = Results("hand", "full", [0], readings)
-    with pytest.raises(DataError, match="length is known at the end of a run alone; write at: end"):
+    with pytest.raises(
+        DataError, match="length is only measured at the end of a run; set `at: end`"
+    ):
         found.get_values("one", "length", 5)
     with pytest.raises(
         DataError,
-        match="accuracy/a is known at a run's start and end alone; write at: start or at: end",
+        match="accuracy/a is only measured at a run's start and end; set `at: start` or `at: end`",
     ):
         found.get_values("one", "accuracy/a", 5)
     assert found.get_values("gone", "length", "start") == {}

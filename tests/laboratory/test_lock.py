@@ -1,4 +1,4 @@
-"""Locks: the prompt says nothing of the code, the dataset teaches its form alone, and only the whole code is right."""
+"""Locks: the prompt does not contain the code, the dataset only teaches its form, and only the whole code is right."""
 
 from collections import Counter
 from pathlib import Path

@@ -53,7 +53,7 @@ def test_a_teacher_beside_a_reward_stands_beside_the_reward_alone(name):
     alone = [arm for arm, recipe in recipes.items() if learns_from_the_verifier_alone(recipe)]
     joined = [arm for arm, recipe in recipes.items() if build_control(recipe) is not None]
     assert alone or not joined, joined
-    # The control without any signal of a teacher can be added by one key too, wherever there is one.
+    # The control without any teacher signal can also be added by one key, wherever it exists.
     taught = [recipe for recipe in recipes.values() if recipe.teacher.type != "none"]
     free = [build_control(recipe, Unlikely(threshold=0.1, advantage=-1)) for recipe in taught]
     assert free and all(recipe is not None and recipe.teacher.type == "none" for recipe in free)
@@ -114,7 +114,7 @@ SMALL = {
 
 
 def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
-    """Where robustness is asked the sweep is drawn as a map, and where a warning is asked the doctor is heard."""
+    """Check that a robustness claim draws the sweep as a map, and that a warning claim reads the doctor's report."""
     file = tmp_path / "small.yaml"
     asked = [*SMALL["claims"][0]["tests"], {"robust": "reverse"}, {"warned": "forward"}]
     claims = [{**SMALL["claims"][0], "tests": asked}]
@@ -140,7 +140,9 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     page = render_evidence_page([found.study], {"small": results})
     assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
     assert results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
-    with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
+    with pytest.raises(
+        RecipeError, match="already holds this reproduction; resume it with --resume"
+    ):
         reproduce(file, full=True, out=tmp_path / "out")
     again = reproduce(file, full=True, out=tmp_path / "out", resume=True)
     assert again.results.readings == results.readings
@@ -169,7 +171,7 @@ def test_more_seeds_are_added_to_recorded_ones(tmp_path):
     assert added.results.seeds == both.seeds == [0, 1]
     assert (added.results.tried, added.results.chosen) == (both.tried, both.chosen)
     assert added.results.alarms == both.alarms and added.results.versions == both.versions
-    with pytest.raises(RecipeError, match=r"has the seeds \[0\], and the reproduction asks for 1"):
+    with pytest.raises(RecipeError, match=r"has the seeds \[0\], and the reproduction needs 1"):
         run_seeds(1, "again", onto=recorded)
     arms["free"] = free
     with pytest.raises(RecipeError, match="not the full form of small with the same arms"):
@@ -185,8 +187,7 @@ def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
     done = CliRunner().invoke(app, [str(file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
     assert (
-        "runs that failed: 1; the verdicts stand without them; --resume tries them again"
-        in done.output
+        "failed runs: 1; the verdicts do not include them; retry them with --resume" in done.output
     )
     failed = read_results(tmp_path / "out" / "broken-quick" / "results.json").failed
     assert len(failed) == 1 and failed[0].startswith("broken, seed 0: failed: ")
@@ -358,7 +359,7 @@ def test_they_are_listed_with_their_question_and_papers():
 
 
 def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
-    """Of a task with domains the start of each is read too, and a page shows it with the teacher's own, where a claim asks."""
+    """Check that a task with domains also has its initial accuracy per domain, and a page shows the teacher's for such a claim."""
     tests = [
         {"better": "teacher", "than": "forward", "measure": "accuracy/sort", "at": "start"},
         {"rises": "forward", "measure": "accuracy/copy", "by": -0.1},

@@ -1,4 +1,4 @@
-"""How mistakes grow with the turns of a conversation: by hand, on walks, and from a finished run."""
+"""The growth of mistakes with the turns of a conversation: by hand, on walks, and from a finished run."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ WALKER = {
 
 
 def walks(turns: int, **settings: object):
-    """The tasks of 1 to so many turns."""
+    """Return the tasks of 1 to `turns` turns."""
     recipe = {**WALKER, "task": {"type": "walker", "turns": turns, "heldout_size": 8, **settings}}
     return build_tasks(parse_recipe(recipe, "walks"))
 
@@ -83,7 +83,7 @@ def test_turns_behind_the_first_wrong_one_by_hand():
 
 
 def best(task, prompt, said) -> str:
-    """What the expert would rather say."""
+    """Return the expert's preferred answer."""
     chances = task.expert(prompt, said)
     return max(chances, key=chances.__getitem__)
 

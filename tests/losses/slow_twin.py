@@ -6,7 +6,7 @@ from practicum.objective import Objective, Pathwise
 
 
 def slow_loss(student_logits, teacher_logits, data, objective: Objective):
-    """A differentiable scalar: `student_logits` are [T, V] at the supervised tokens of all rollouts, end to end."""
+    """Return a differentiable scalar: `student_logits` are [T, V] at the supervised tokens of all rollouts, end to end."""
     tokens = _supervised(data)
     lengths = [sum(token["row"] == row for token in tokens) for row in range(len(data))]
     for place, token in enumerate(tokens):
@@ -175,7 +175,7 @@ def _returns(term, tokens, values, data):
 
 
 def _past(term, tokens, place):
-    """The product of the ratios of a sequence up to a token, where the correction asks for it."""
+    """Return the product of the ratios of a sequence up to a token, where the correction uses it."""
     past = 1.0
     if term.correction.name == "prefix_ratio":
         for earlier in tokens[: place + 1]:

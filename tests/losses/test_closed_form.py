@@ -1,4 +1,4 @@
-"""The gradient that is written down is the one that autograd finds, for every objective."""
+"""The closed-form gradient equals the gradient of autograd, for every objective."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ WIDTH = 5
 
 
 def heads(scale=1.0, seed=4):
-    """A head that learns, one of a teacher, and hidden states for both."""
+    """Return a head that is trained, a teacher's head, and hidden states for both."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(2, VOCABULARY + 2, WIDTH, generator=generator, dtype=torch.float64)
     hidden = torch.randn(2, len(logits(1)), WIDTH, generator=generator, dtype=torch.float64)
@@ -49,7 +49,7 @@ def heads(scale=1.0, seed=4):
 
 
 def spoken(signal, tokens):
-    """The same teacher, telling the sampled tokens' log-probabilities only."""
+    """Return the same teacher, which only gives the sampled tokens' log-probabilities."""
     full = signal.head.logprobs(signal.hidden)
     return TeacherSignal(logprobs=full.gather(-1, tokens.tokens[:, None])[:, 0])
 
@@ -225,7 +225,7 @@ def test_a_pool_with_a_member_that_names_tokens_only_goes_through_autograd():
 
 
 def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_not():
-    """Adapters around a model in bfloat16: products round, sums do not."""
+    """Check adapters around a model in bfloat16: products round, sums do not."""
     objective = Objective()
     tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads()

@@ -1,4 +1,4 @@
-"""Pairs of an objective: which answers are paired, what is counted, and what is refused."""
+"""Pairs of an objective: the paired answers, the metrics, and refused settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ ROWS = [
     ("c", "student", 0.7, 1),
     ("c", "student", 0.2, 5),
 ]
-"""Prompt, writer, reward and length: a whole group, one without a rejected and one without a chosen answer."""
+"""Prompt, writer, reward and length: a complete group, one without a rejected and one without a chosen answer."""
 
 STARTS = [sum(length for *_, length in ROWS[:row]) for row in range(len(ROWS) + 1)]
 
@@ -158,7 +158,7 @@ def test_a_pair_that_cannot_be_is_refused(signal: str) -> None:
 
 
 def test_a_sum_of_teachers_is_refused_where_pairs_ask_it() -> None:
-    """Its data are split into one a member, of which a pair would see the first alone."""
+    """Its data are split by member, and a pair would only see the first member."""
     members = {name: {"type": "self", "weights": "frozen"} for name in "ab"}
     pool = {"type": "pool", "teachers": members, "kind": "sum"}
     for role in ("teacher", "reference"):
@@ -166,16 +166,16 @@ def test_a_sum_of_teachers_is_refused_where_pairs_ask_it() -> None:
         with pytest.raises(RecipeError, match="is no sum over teachers; write kind: geometric"):
             recipe(term, **{role: pool})
         recipe(term, **{role: {**pool, "kind": "geometric"}})
-    # What asks no teacher does not meet the members' answers.
+    # Terms that ask no teacher never use the members' answers.
     recipe({"losses": [{"signal": "pair(orpo)"}, {"signal": "full"}]}, teacher=pool)
 
 
 CONFLICTS = {
-    "divergence": ("forward_kl", "has a loss of its own; leave out target, divergence"),
-    "estimator": ("pathwise", "has a loss of its own"),
+    "divergence": ("forward_kl", "defines its own loss; leave out target, divergence"),
+    "estimator": ("pathwise", "defines its own loss"),
     "weights": (
         "entropy_top(0.5)",
-        "takes whole answers of a prompt as they are; leave out weights",
+        "takes whole answers of a prompt unchanged; leave out weights",
     ),
     "filter": ("correct", "leave out filter"),
     "source": ("student", "leave out source"),
@@ -192,9 +192,9 @@ def test_what_concerns_one_answer_at_a_time_is_refused(key: str) -> None:
 
 
 def test_a_ratio_needs_somebody() -> None:
-    with pytest.raises(RecipeError, match="asks a teacher and there is none"):
+    with pytest.raises(RecipeError, match="needs a teacher and the recipe has none"):
         recipe({"signal": "pair(dpo)"})
-    with pytest.raises(RecipeError, match="a term asks the reference and there is none"):
+    with pytest.raises(RecipeError, match="a term needs the reference and the recipe has none"):
         recipe({"signal": "pair(dpo)", "against": "reference"})
     recipe({"signal": "pair(simpo, choose=reward)"})
     with pytest.raises(

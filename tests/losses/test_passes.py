@@ -1,4 +1,4 @@
-"""The tokens of some rows of a batch are found without a look at all tokens."""
+"""The tokens of some rows of a batch are found without reading all tokens."""
 
 import torch
 from hypothesis import given

@@ -37,9 +37,9 @@ def sequence_logprob(table: torch.Tensor, sequence: tuple[int, ...]) -> torch.Te
 
 
 def expected_gradient(objective: Objective, answers: int = 1) -> torch.Tensor:
-    """Return the library's gradient in expectation over prompts with so many sequences drawn from another policy.
+    """Return the library's gradient in expectation over prompts with `answers` sequences drawn from another policy.
 
-    Every prompt that there can be is in one batch, with its probability in the aggregate. The reward of a sequence is 1 where
+    Every possible prompt is in one batch, with its probability in the aggregate. The reward of a sequence is 1 where
     it begins with the last symbol, else 0.
     """
     student, teacher, sampler = tables()

@@ -1,4 +1,4 @@
-"""The chunk of the compiled reverse KL against the one in torch."""
+"""The chunk of the compiled reverse KL against the chunk in torch."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""Both sides of every kind of objective against a slow twin, and what holds of any objective."""
+"""Both sides of every kind of objective against a slow reference, and laws that hold for any objective."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def rollout(group: str, mask: list[bool], reward: float | None, seed: int) -> Ro
 
 
 def batch() -> list[Datum]:
-    """Two groups and a loner; holes inside, an empty mask, rewards right, wrong, partial and absent."""
+    """Return two groups and a single answer; holes in masks, an empty mask, rewards right, wrong, partial and missing."""
     rollouts = [
         rollout("a", [True, False, True, True], 1.0, 1),
         rollout("a", [True], 0.0, 2),
@@ -269,7 +269,7 @@ def test_candidates_marked_impossible_do_not_count():
 
 
 def test_a_sampled_log_linear_target_keeps_the_expected_gradient():
-    """Over all tokens the missing normaliser drops out: E_S[A grad log S] is the same with it and without."""
+    """Over all tokens the missing normaliser cancels: E_S[A grad log S] is the same with and without it."""
     objective = Objective.model_validate({"signal": "sampled", "target": "log_linear(0.7, 0.3)"})
     student, teacher = logits(1)[:1], logits(2)[:1]
     everything = replace(
@@ -345,7 +345,7 @@ def test_a_statistic_that_one_chunk_lacks_is_unknown_there():
 
 
 def test_a_group_is_solved_by_the_students_own_completions():
-    """Of five prompts: right, wrong, wrong beside somebody's right one, without own completions right and wrong."""
+    """Test five prompts: right, wrong, wrong next to a right teacher answer, and two without the student's own answers."""
     rows = [
         ("right", "student", 1.0),
         ("wrong", "student", 0.0),
@@ -381,7 +381,7 @@ def test_a_group_is_solved_by_the_students_own_completions():
     "data", [{"divergence": "jsd(0.3)"}, {"signal": "sampled"}, {"signal": "score(group_mean)"}]
 )
 def test_a_term_of_one_writer_learns_from_the_tokens_of_that_writer(source, data):
-    """Gradients are those of the plain term at the writer's tokens, and nothing at the others."""
+    """Gradients equal the plain term at the writer's tokens, and are zero at all other tokens."""
     mixed = [
         replace(
             datum,

@@ -1,4 +1,4 @@
-"""What two models sent about the same tokens, compared: read in pieces, as they were sent, or not at all."""
+"""Signals of two models about the same tokens, compared: read in pieces, in the format sent, or not at all."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
 
 def whole(seed):
-    """A signal of hidden states with their head."""
+    """Return a signal of hidden states with their head."""
     states = torch.Generator().manual_seed(seed)
     head = Head(torch.randn(VOCABULARY, WIDTH, generator=states, dtype=torch.float64), VOCABULARY)
     return TeacherSignal(

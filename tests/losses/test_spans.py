@@ -34,7 +34,7 @@ def rollout(tokens: tuple[int, ...], mask: tuple[bool, ...] | None = None) -> Ro
 class Pair:
     """A random student and teacher over four tokens, and a teacher's tokenizer that cuts after some of them.
 
-    Whether it cuts after a token depends on the text up to there, as for a tokenizer that splits words first. `student` has the
+    The cut after a token depends on the text before it, as for a tokenizer that splits words first. `student` has the
     logits of each state.
     """
 
@@ -49,12 +49,12 @@ class Pair:
         self.cuts[LENGTH][:] = True
 
     def student(self, logits: list[torch.Tensor], tokens: tuple[int, ...]) -> torch.Tensor:
-        """The log-probabilities of the tokens of a sequence."""
+        """Return the log-probabilities of the tokens of a sequence."""
         rows = [logits[n].log_softmax(-1)[place(tokens[:n])] for n in range(len(tokens))]
         return torch.stack([row[token] for row, token in zip(rows, tokens, strict=True)])
 
     def text(self, tokens: tuple[int, ...]) -> torch.Tensor:
-        """The teacher's log-probability of the beginning of a text."""
+        """Return the teacher's log-probability of the beginning of a text."""
         whole = self.teacher.view([V] * LENGTH)[tokens]
         return whole.flatten().logsumexp(0)
 
@@ -79,7 +79,7 @@ def place(tokens: tuple[int, ...]) -> int:
 
 
 def expected_gradient(pair: Pair, objective: Objective) -> list[torch.Tensor]:
-    """The gradient of the loss over every sequence, each as often as the student writes it."""
+    """Return the gradient of the loss over every sequence, weighted by the student's probability."""
     data = [Datum(rollout(tokens), pair.signal(tokens)) for tokens in SEQUENCES]
     batch = build_token_batch(data, objective)
     logits = [part.clone().requires_grad_() for part in pair.logits]
@@ -161,7 +161,7 @@ def test_each_span_is_one_action_of_its_own_divergence(seed: int, divergence: st
 
 
 def test_an_even_share_of_a_spans_advantage_is_no_gradient() -> None:
-    """What the whole log-ratio is for: the published shares are off by half, or in direction."""
+    """Check why the whole log-ratio is needed: the published shares are wrong by half, or in direction."""
     pair = Pair(0)
     pair.cuts = [torch.zeros(V**n).bool() for n in range(LENGTH)] + [torch.ones(V**LENGTH).bool()]
     exact = expected_gradient(pair, sampled("reverse_kl", 0.0))
@@ -186,7 +186,7 @@ def test_spans_of_one_token_that_follow_none_change_no_bit(gamma: float, estimat
     for datums in (data, plain):
         batch = build_token_batch(datums, objective)
         assert (batch.spans is None) == (datums is plain)
-        # With a token between each two, none is right before another.
+        # With a token between every two, no token comes right before another.
         batch = replace(batch, positions=2 * batch.positions)
         rows = torch.randn(
             len(batch.tokens), V, generator=torch.Generator().manual_seed(0), dtype=torch.float64
@@ -238,7 +238,7 @@ def test_sums_over_spans_are_those_of_a_loop() -> None:
 @pytest.mark.parametrize("tau", [1.0, 5.0])
 @pytest.mark.parametrize("divergence", ["forward_kl", "jsd(0.3)"])
 def test_a_binarised_span_is_differentiated_by_autograd(divergence: str, tau: float) -> None:
-    """The slow twin: the divergence of two Bernoulli variables of each span, written out and differentiated."""
+    """Check against the slow twin: the divergence of two Bernoulli variables of each span, written out and differentiated."""
     pair = Pair(2)
     objective = Objective.model_validate(
         {

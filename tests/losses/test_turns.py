@@ -1,4 +1,4 @@
-"""Credit by turn: unbiased by enumeration, of lower variance than credit by conversation, and today's numbers with one turn."""
+"""Credit by turn: unbiased by enumeration, with less variance than credit by conversation, and equal for one turn."""
 
 import math
 from dataclasses import replace
@@ -17,18 +17,18 @@ from practicum.types import Datum, Prompt, Rollout, TeacherSignal, Turn
 TURNS = 3
 PROMPT = Prompt("p", ())
 REPLY = 1
-"""Tokens of the environment after each of the model's turns but the last."""
+"""Tokens of the environment after each of the model's turns except the last."""
 
 
 def reward(actions: tuple[int, ...]) -> float:
-    """The reward of the last of these turns: it depends on the turns before it too."""
+    """Return the reward of the last of these turns: it also depends on the turns before it."""
     weights = (0.7, -0.4, 1.1)
     turn = len(actions) - 1
     return weights[turn] * actions[turn] + 0.3 * sum(actions[:turn]) * (1 - actions[turn])
 
 
 def talk(actions: tuple[int, ...], sample: int = 0, last: float | None = None) -> Rollout:
-    """A conversation of one token a turn, with a reply of one token between turns."""
+    """Return a conversation of one token per turn, with a reply of one token between turns."""
     turns: list[Turn] = []
     tokens: list[int] = []
     for number, action in enumerate(actions, start=1):
@@ -46,7 +46,7 @@ def talk(actions: tuple[int, ...], sample: int = 0, last: float | None = None) -
 
 
 def probability(logits: Tensor, actions: tuple[int, ...]) -> Tensor:
-    """The log-probability of each turn: the policy has a logit for each history."""
+    """Return the log-probability of each turn: the policy has a logit for each history."""
     rows = [
         2**turn - 1 + int("".join(map(str, ("0", *actions[:turn]))), 2) for turn in range(TURNS)
     ]
@@ -57,7 +57,7 @@ def probability(logits: Tensor, actions: tuple[int, ...]) -> Tensor:
 
 
 def find_advantages(objective: Objective, rollouts: list[Rollout]) -> Tensor:
-    """The advantage of each turn of each conversation, as the objective computes it."""
+    """Return the advantage of each turn of each conversation, as the objective computes it."""
     data = [Datum(rollout, TeacherSignal()) for rollout in rollouts]
     batch = build_token_batch(data, objective)
     (term,) = objective.losses
@@ -82,7 +82,7 @@ ALL = list(product((0, 1), repeat=TURNS))
 
 
 def estimate(objective: Objective, logits: Tensor) -> tuple[Tensor, float]:
-    """The mean and the total variance of the gradient's estimate from two conversations, over all pairs."""
+    """Return the mean and the total variance of the gradient's estimate from two conversations, over all pairs."""
     rows = []
     for one, other in product(ALL, repeat=2):
         advantages = find_advantages(objective, [talk(one, 0), talk(other, 1)]).double()

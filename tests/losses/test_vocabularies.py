@@ -1,4 +1,4 @@
-"""A loss against a teacher with other tokens is that of the common tokens and one bucket for the rest."""
+"""A loss against a teacher with other tokens equals the loss of the common tokens and one bucket for the rest."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ EVERY_TAIL = [
 
 
 def loss_and_gradient(student, objective, datums, signal_from, transform=lambda logprobs: logprobs):
-    """The loss of the library and its gradient in the student's logits."""
+    """Return the loss of the library and its gradient in the student's logits."""
     student = student.clone().requires_grad_()
     tokens = build_token_batch(datums, objective)
     logprobs = transform(torch.log_softmax(student, dim=-1))
@@ -120,8 +120,8 @@ def test_with_mass_outside_it_is_the_divergence_of_the_bucketed_distributions(ch
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-11)
 
 
-# None of them uses the student's entropy, which is that of all its tokens, or takes candidates: the twin would take the
-# bucket for one.
+# These choices do not use the student's entropy, which covers all its tokens, and take no candidates: the twin would
+# take the bucket for a candidate.
 TWINS = [
     choice
     for choice in PATHWISE + TARGETS + SCORE + CORRECTIONS + WEIGHTS + REST
@@ -163,7 +163,7 @@ def test_with_mass_outside_it_is_the_slow_twins_loss_of_the_bucketed_distributio
     ids=str,
 )
 def test_a_token_that_the_teacher_lacks_is_silent(choice):
-    """Nothing at that token, whatever the teacher's numbers about it are; the other tokens learn."""
+    """The loss is zero at that token for any teacher numbers; all other tokens learn."""
     objective = Objective.model_validate(choice)
     student, teacher = logits(5, STUDENT_SIZE, -1.0), logits(6, TEACHER_SIZE, -1.0)
     datums = data(silent=True)
@@ -198,7 +198,7 @@ def test_a_term_without_a_teacher_learns_at_every_token():
 
 
 def test_a_bucket_that_one_model_cannot_fill_has_the_floor_of_a_tail():
-    """Qwen2.5 under Qwen3: the student has no token of its own, so its bucket is empty."""
+    """Qwen2.5 under Qwen3: the student has no additional token, so its bucket is empty."""
     objective = Objective.model_validate({"divergence": "forward_kl"})
     student = logits(1, 8, 0.0)
     teacher = logits(2, 10, 0.0)
@@ -231,7 +231,7 @@ NEVER_FUSED = [{"signal": "topk(3)"}, {"divergence": "adaptive_kl"}, *MC, *TARGE
 
 
 def open_heads(seed=4):
-    """Heads of two models of different widths and sizes, and hidden states for both."""
+    """Return heads of two models of different widths and sizes, and hidden states for both."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -305,7 +305,7 @@ def test_both_ways_to_the_gradient_agree(choice, silent):
 @pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
 @pytest.mark.parametrize("choice", [{}, {"signal": "topk(3)"}, {"signal": "sampled"}], ids=str)
 def test_teachers_of_several_vocabularies_meet_at_the_tokens_of_all(choice, kind):
-    """One member has the student's vocabulary, the other lacks some of it: brute force over the common ids."""
+    """One member has the student's vocabulary, the second lacks some of it: brute force over the common ids."""
     objective = Objective.model_validate(choice)
     tokens = build_token_batch(data(silent=False), objective)
     head, teacher, hidden, states = open_heads()

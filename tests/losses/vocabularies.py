@@ -1,4 +1,4 @@
-"""Two vocabularies that agree at eight ids: the student has two tokens of its own, the teacher three."""
+"""Two vocabularies that agree at eight ids: two more tokens in the student's, three more in the teacher's."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ OWN = torch.tensor([4, 7, 10, 11, 12])
 
 
 def data(*, silent: bool) -> list[Datum]:
-    """The batch of the sides, with tokens that both vocabularies have, or with a few that only the student has."""
+    """Return the batch of the sides, with tokens that both vocabularies have, or with a few that only the student has."""
     datums = []
     for datum in batch():
         tokens = torch.tensor(COMMON)[datum.rollout.tokens % len(COMMON)]
@@ -29,7 +29,7 @@ def data(*, silent: bool) -> list[Datum]:
 
 
 def compact(datums: list[Datum]) -> list[Datum]:
-    """The same with ids that count the common tokens; the student's own have no loss."""
+    """Return the same data with ids that count the common tokens; tokens that only the student has get no loss."""
     place = {token: number for number, token in enumerate(COMMON)}
     result = []
     for datum in datums:
@@ -45,7 +45,7 @@ def compact(datums: list[Datum]) -> list[Datum]:
 
 
 def logits(seed: int, size: int, outside: float) -> torch.Tensor:
-    """Random logits at the supervised tokens; `outside` is added to those of a side's own tokens."""
+    """Return random logits at the supervised tokens; `outside` is added at tokens that only one side has."""
     count = sum(int(datum.rollout.loss_mask.sum()) for datum in batch())
     generator = torch.Generator().manual_seed(seed)
     values = 2 * torch.randn(count, size, generator=generator, dtype=torch.float64)
@@ -54,7 +54,7 @@ def logits(seed: int, size: int, outside: float) -> torch.Tensor:
 
 
 def fold_slowly(values: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of the common tokens, and of all others together, row by row."""
+    """Return log-probabilities of the common tokens, and of all other tokens in one bucket, row by row."""
     probs = torch.softmax(values, dim=-1)
     rest = [token for token in range(values.shape[-1]) if token not in COMMON]
     columns = [probs[:, token] for token in COMMON] + [sum(probs[:, token] for token in rest)]

@@ -1,4 +1,4 @@
-"""Recipes of methods give over Ray the run of one process."""
+"""Recipes of methods give the same run over Ray as in one process."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.usefixtures("cluster"),
-    # Ray's own threads and sockets, which it closes in its own time.
+    # Ray's own threads and sockets are closed by Ray later.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -37,7 +37,7 @@ SHORT = {
         "reference.model.pretrain.steps=150",
     ],
 }
-"""What makes each recipe a matter of seconds."""
+"""Changes that reduce each recipe to seconds."""
 
 
 def test_a_memory_of_notes_over_ray_is_that_of_one_process(models: Path, tmp_path: Path) -> None:

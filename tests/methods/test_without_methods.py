@@ -1,4 +1,4 @@
-"""Practicum works without its folder of methods: it finds them by name and imports none of them."""
+"""Practicum works without its folder of methods: it finds methods by name and never imports them."""
 
 import os
 import shutil
@@ -107,7 +107,7 @@ def test_the_parts_of_methods_are_listed_with_those_of_the_core() -> None:
 
 
 def test_no_module_of_the_core_names_a_method() -> None:
-    """The place that finds them by name is the only one."""
+    """Check that only one place finds them by name."""
     naming = [
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")

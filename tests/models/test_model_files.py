@@ -32,7 +32,7 @@ SHAPING = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with every file that shapes a model, and some that do not."""
+    """Make a folder with every file that shapes a model, and some that do not."""
     for name in (*SHAPING, "README.md", "optimizer.pt", "notes.txt", "logs/tokenizer.json"):
         path = tmp_path / "model" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,14 +111,14 @@ def test_every_file_that_is_replaced_added_or_removed_is_refused_by_name(folder:
                 record.check(thorough=thorough)
         path.unlink()
         with pytest.raises(
-            ModelError, match=f"{name} is missing, so the model is not the one that"
+            ModelError, match=f"{name} is missing, so the model differs from the model that"
         ):
             record.check(thorough=False)
         path.write_text(name)
         record.check(thorough=False)
     (folder / "vocab.json").write_text("{}")
     with pytest.raises(
-        ModelError, match=r"vocab.json is new, so .*; put back the earlier files, or"
+        ModelError, match=r"vocab.json is new, so .*; restore the earlier files, or"
     ):
         record.check(thorough=True)
 

@@ -1,4 +1,4 @@
-"""A model in packages of the index: whole or in parts, pinned, joined once, and named when it is missing."""
+"""A model in packages of the index: complete or in parts, pinned, joined once, and named when it is missing."""
 
 import importlib
 import re
@@ -19,7 +19,7 @@ PARTS = 3
 
 @pytest.fixture
 def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tiny GGUF file in three packages of unequal size; the folder of their packages."""
+    """Split a tiny GGUF file into three packages of unequal size; return the folder of the packages."""
     pytest.importorskip("gguf")
     monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)

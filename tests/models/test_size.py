@@ -56,6 +56,6 @@ def test_the_size_in_a_name_is_read(name: str, parameters: float | None) -> None
     ],
 )
 def test_a_broken_file_has_no_size(content: bytes, tmp_path: Path) -> None:
-    """It is refused where it is loaded, with the reason."""
+    """Check that it is refused where it is loaded, with the reason."""
     (tmp_path / "model.safetensors").write_bytes(content)
     assert count_parameters(str(tmp_path), Path())[0] is None

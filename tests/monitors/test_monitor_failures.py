@@ -1,4 +1,4 @@
-"""The documented failures, provoked in toy runs: the monitor that is there for one speaks up, and the remedy helps."""
+"""The documented failures, provoked in toy runs: the monitor for each raises an alarm, and the remedy helps."""
 
 import pytest
 
@@ -19,5 +19,5 @@ def test_a_failure_is_caught_and_its_remedy_helps(failure: FailedRun):
     outcome = provoke(failure)
     assert failure.monitor in outcome.spoke
     assert outcome.has_helped(failure.less), (
-        f"{failure.outcome}: {outcome.broken} with the failure, {outcome.mended} mended"
+        f"{failure.outcome}: {outcome.broken} with the failure, {outcome.mended} with the remedy"
     )

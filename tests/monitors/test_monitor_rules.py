@@ -1,4 +1,4 @@
-"""Each monitor speaks where its rule is broken, and is quiet where the numbers of a healthy run stand."""
+"""Each monitor raises an alarm when its rule is broken, and is silent for the numbers of a healthy run."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ def watch(recipe: dict[str, Any] = RECIPE, **settings: MonitorSettings) -> Watch
 
 
 def rows(*parts: tuple[int, dict[str, float]]) -> list[dict[str, Any]]:
-    """So many rows of each kind, numbered from 1; a part says what differs from a healthy step."""
+    """Return this many rows of each kind, numbered from 1; a part lists the differences from a healthy step."""
     changes = [part for count, part in parts for _ in range(count)]
     return [{"step": number, **HEALTHY, **change} for number, change in enumerate(changes, start=1)]
 
@@ -275,7 +275,7 @@ def test_m27_looks_at_the_step_after_a_copy():
     ]
     alarms = [alarm for alarm in watch(recipe).replay(shocked) if alarm.id == "M27"]
     assert [alarm.step for alarm in alarms] == [9], (
-        "at the second copy in a row, and once while it goes on"
+        "at the second copy in a row, and once while it continues"
     )
     assert alarms[0].baseline == 0.5 and alarms[0].patch == ["teacher.teacher.weights=ema"]
     assert "M27" not in {alarm.id for alarm in watch().replay(shocked)}, (
@@ -300,7 +300,7 @@ def test_m21_counts_evaluations_and_ends_a_run_at_the_third():
 def evaluated(
     accuracies: list[float], every: int = 1, gain: float | None = None
 ) -> list[dict[str, Any]]:
-    """Rows with these held-out accuracies, each after so many steps; `gain` is that of the first since the start."""
+    """Return rows with these held-out accuracies, one per `every` steps; `gain` is the first gain since the start."""
     found: list[dict[str, Any]] = [{"step": step} for step in range(1, len(accuracies) * every + 1)]
     for row, accuracy in zip(found[every - 1 :: every], accuracies, strict=True):
         row["heldout_accuracy"] = accuracy
@@ -310,7 +310,7 @@ def evaluated(
 
 
 def plateaus(rows: list[dict[str, Any]], **settings: Any) -> list[int]:
-    """The steps at which M31 asks to finish."""
+    """Return the steps at which M31 asks to finish."""
     found = watch(M31=MonitorSettings(**{"action": "finish", **settings})).replay(rows)
     return [alarm.step for alarm in found if alarm.id == "M31"]
 
@@ -348,7 +348,7 @@ def test_m31_is_patient_for_three_evaluations(accuracies: list[float], step: int
 
 def test_m31_compares_the_first_evaluation_with_the_start():
     standing = [0.5, 0.5, 0.5]
-    assert plateaus(evaluated(standing)) == [], "the first alone has nothing to compare with"
+    assert plateaus(evaluated(standing)) == [], "the first evaluation has nothing to compare with"
     assert plateaus(evaluated(standing, gain=0.0)) == [3]
     assert plateaus(evaluated(standing, gain=0.3)) == []
 

@@ -1,6 +1,6 @@
-"""What alarms do to a run: they are written and told, checkpoints stay, runs pause and stop, and a resume changes nothing.
+"""The effects of alarms on a run: they are written and printed, checkpoints stay, runs pause and stop, resumes change nothing.
 
-A teacher that is the student itself (`live`) has nothing to teach, which M22 says at step 2: a cheap alarm at a known step.
+A teacher that is the student itself (`live`) has nothing to teach, which M22 reports at step 2: a cheap alarm at a known step.
 """
 
 import re
@@ -49,7 +49,7 @@ def test_an_alarm_is_a_row_a_line_and_a_count(models: Path, tmp_path: Path) -> N
     assert alarm["patch"] == ["rollout.source=join(dataset)"]
     assert [text for text in console.events if text.startswith("alarm")] == [
         "alarm: M22 no signal (warn) at step 2: signal_share 0; rule: at most 0 of the completions differ from the teacher by "
-        "0.0001 nats a token, in 2 steps in a row; try rollout.source=join(dataset)"
+        "0.0001 nats per token, in 2 steps in a row; try rollout.source=join(dataset)"
     ]
     assert result.summary["alarms"] == {"M22": 1}
     assert console.end["alarms"] == "M22 (1); see alarms.jsonl"
@@ -182,7 +182,7 @@ def test_a_stop_keeps_nothing_and_a_milder_monitor_goes_on_from_before(
     for resume in (False, True):
         with pytest.raises(
             AlarmError,
-            match=r"stopped by M22 .* go on from it with resume=True, .*monitors\.M22=warn",
+            match=r"stopped by M22 .* resume from it with resume=True, .*monitors\.M22=warn",
         ):
             toy_run(models, tmp_path, stopping, resume=resume)
         assert checkpoints(tmp_path / "toy") == {"step-1"}
@@ -280,7 +280,7 @@ def test_a_change_that_the_recipe_asks_for_survives_a_kill(models: Path, tmp_pat
     assert curve(whole, "learning_rate") == pytest.approx([0.003] * 2 + [0.0015] * 4)
     assert rows(whole / "alarms.jsonl")[0]["set"] == {"optimizer.learning_rate": 0.0015}
     evaluated = [row["step"] for row in rows(whole / "metrics.jsonl") if "heldout_accuracy" in row]
-    assert evaluated == [2, 4, 6], "a run that goes on after its last step has its row too"
+    assert evaluated == [2, 4, 6], "a run that continues after its last step also has its row"
     for point in ("update:2", "update:5"):
         folder = tmp_path / point / "toy"
         assert (

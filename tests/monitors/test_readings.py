@@ -1,4 +1,4 @@
-"""Each reading against a number worked out by hand, and what is not known is not there."""
+"""Each reading against a number worked out by hand; unknown readings are absent."""
 
 import math
 
@@ -18,7 +18,7 @@ NAN = math.nan
 
 
 def rollout(tokens: list[int], prompt: str = "p", **changes: object) -> Rollout:
-    """A completion by its tokens; it stopped, and the sampler gave every token -1."""
+    """Return a completion by its tokens; it stopped, and the sampler gave every token -1."""
     count = len(tokens)
     values: dict = {
         "prompt": Prompt(prompt, (Message("user", "?"),)),
@@ -35,7 +35,7 @@ def rollout(tokens: list[int], prompt: str = "p", **changes: object) -> Rollout:
 
 
 def output(count: int, **columns: list[float]) -> TokenRecord:
-    """What is known of the tokens: the student gives each -1, and nothing else is known unless it is given."""
+    """Return the scores of the tokens: the student gives each -1, and nothing else is known unless it is given."""
     known = {name: torch.full((count,), NAN) for name in TokenRecord.__dataclass_fields__}
     known["logprobs"] = -torch.ones(count)
     return TokenRecord(**known | {name: torch.tensor(column) for name, column in columns.items()})

@@ -1,4 +1,4 @@
-"""The mechanics of alarms: persistence, hysteresis, escalation, changes, and that they follow from the rows alone."""
+"""The mechanics of alarms: persistence, hysteresis, escalation, changes, and that they only depend on the rows."""
 
 import json
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ RECIPE = resolve_recipe(load_recipe("smoke/toy"))
 
 
 def looping(*shares: float) -> list[dict[str, Any]]:
-    """Rows with these shares of loops, after ten without any."""
+    """Return rows with these shares of loops, after ten without any."""
     return [
         {"step": n, "repetition": value} for n, value in enumerate([*[0.0] * 10, *shares], start=1)
     ]
 
 
 def told(rows: list[dict[str, Any]], **settings: Any) -> list[tuple[int, str]]:
-    """Step and action of the alarms of M5."""
+    """Return step and action of the alarms of M5."""
     watch = Watch(RECIPE, {"M5": MonitorSettings(**settings)})
     return [(alarm.step, alarm.action) for alarm in watch.replay(rows) if alarm.id == "M5"]
 
@@ -119,7 +119,7 @@ SPECIAL = {
     "M36": ("papers/ppo",),
     "M38": ("papers/ppo",),
 }
-"""The recipes that a monitor is about."""
+"""The recipes that trigger a specific monitor."""
 
 
 def test_an_engine_that_errs_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Which of several drafts of a written note stays: by overlap with the student, or by what the teacher answers to it."""
+"""The choice between several drafts of a written note: by overlap with the student, or by the teacher's answer to the note."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from practicum.types import (
 
 @dataclass
 class Reader(Teacher):
-    """Writes drafts, and has a likeliest token in common with the student for each x of a note."""
+    """Writes drafts, and shares its most likely token with the student for each x of a note."""
 
     drafts: Sequence[str]
     own: dict[str, torch.Tensor]
@@ -92,7 +92,7 @@ def choose(
     right: Sequence[str] = (),
     **settings: Any,
 ) -> Any:
-    """The notes of two answers."""
+    """Return the notes of two answers."""
     components, rollouts = parts.parts, [answer(0), answer(1)]
     own = compute_candidates(components.sampler, rollouts, 2)
     known = {rollout.text: ids for rollout, ids in zip(rollouts, own, strict=True)}
@@ -138,7 +138,7 @@ def test_drafts_that_are_too_short_are_not_compared_and_a_silent_teacher_prefers
 def test_of_the_drafts_that_the_teacher_answers_rightly_the_longest_stays(
     parts: RunComponents, count: int
 ) -> None:
-    """A filter of probes: whoever answers the probe arrives at the answer to the question."""
+    """Test the probe filter: the teacher that answers the probe reaches the answer to the question."""
     drafts = ["so", "longer", "the longest"]
     for right in combinations(drafts, count):
         kept = max(right, key=len, default=None)

@@ -1,4 +1,4 @@
-"""The call syntax reads back what it wrote, and says what to write instead of what it cannot read."""
+"""The call syntax parses its own output, and names a correction for text that it cannot parse."""
 
 import pytest
 from hypothesis import given

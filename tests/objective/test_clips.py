@@ -1,4 +1,4 @@
-"""A clip may hold a gradient back; of the three that a recipe should use, none turns one around."""
+"""A clip may weaken a gradient; the three recommended clips never reverse one."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ REWARDS = ["reverse_kl", "forward_kl", "jsd(0.3)"]
 
 
 def against(choice: dict[str, Any], clip: str, batch: RolloutBatch) -> torch.Tensor:
-    """Return where [T, V] the clipped loss pushes a logit one way and the unclipped loss the other."""
+    """Return where [T, V] the clipped and the unclipped loss push a logit in opposite directions."""
     clipped, plain = gradient({**choice, "clip": clip}, batch), gradient(choice, batch)
     return clipped * plain < -1e-15
 
@@ -49,7 +49,7 @@ def test_a_clipped_advantage_never_points_against_the_advantage(
 def test_clipped_entries_of_forward_kl_are_pushed_the_other_way(
     seed: int, vocabulary: int, maximum: float
 ) -> None:
-    """Without its own part, a token that the teacher wants is only pushed down by the rest, through the softmax."""
+    """Without its own term, a token that the teacher prefers is only pushed down by the remaining tokens, through the softmax."""
     batch = random_batch(seed, vocabulary)
     parts = DIVERGENCES["forward_kl"].contributions(batch.S, batch.T, None)
     clipped = parts > maximum

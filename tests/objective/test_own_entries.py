@@ -91,7 +91,7 @@ def test_a_registered_entry_has_a_name_in_recipes(parts: None, clean_tables: Non
     for data in TERMS.values():
         short = {name: str(value).replace("own_parts:", "") for name, value in data.items()}
         Objective.model_validate(short)
-    # A cell of a notebook that runs again replaces its entry; names of practicum are taken.
+    # A notebook cell that runs again replaces its entry; names of practicum are taken.
     F.register(own_parts.chi_square)
     with pytest.raises(ValueError, match="'jsd' is one of practicum's; give yours another name"):
         F.register(F.Divergence("jsd", own_parts._chi, None, "", ""))
@@ -165,7 +165,7 @@ def test_a_rule_of_rewards_has_the_reward_alone_as_its_control(parts: None) -> N
 
 
 def test_a_rule_that_reads_the_log_ratio_is_refused_without_one(parts: None) -> None:
-    """Raw logits have no log T - log S; the rule was called with None before."""
+    """Check that a rule is not called with None: raw logits have no log T - log S."""
     with pytest.raises(ValueError, match="reward 'own_parts:gate' reads log T - log S"):
         Objective.model_validate({"signal": "logits", "reward": "own_parts:gate"})
 

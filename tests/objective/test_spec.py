@@ -1,4 +1,4 @@
-"""An objective is data: it reads back from its own text, and one that cannot be right says why."""
+"""An objective is data: it can be read back from its own text, and an invalid one gives the reason."""
 
 import pytest
 import torch
@@ -197,11 +197,11 @@ WRONG = [
     ),
     (
         {"signal": "topk(4, tail=drop)"},
-        r"a partial sum over candidates \(tail 'drop'\) is no divergence: .* write tail=",
+        r"a partial sum over candidates \(tail 'drop'\) is not a divergence: .* write tail=",
     ),
     (
         {"signal": "text"},
-        "signal 'text' has one label a token, the token itself; write divergence: ce",
+        "signal 'text' has one label per token, the token itself; write divergence: ce",
     ),
     (
         {"signal": "text", "divergence": "ce", "estimator": "score_function"},
@@ -221,7 +221,7 @@ WRONG = [
     ),
     (
         {"signal": "score", "weights": "trust"},
-        "weights 'trust' needs a teacher, whom signal 'score' does not ask",
+        "weights 'trust' needs a teacher, and signal 'score' uses none",
     ),
     (
         {"signal": "score", "weights": "entropy_top(model=teacher)"},
@@ -229,7 +229,7 @@ WRONG = [
     ),
     (
         {"signal": "score", "weights": "threshold"},
-        "weights 'threshold' needs a teacher, whom signal 'score' does not ask",
+        "weights 'threshold' needs a teacher, and signal 'score' uses none",
     ),
     (
         {"signal": "text", "divergence": "ce", "samples": "ppl_softmax(teacher)"},
@@ -254,11 +254,11 @@ WRONG = [
     ({"signal": "sampled", "clip": "loss"}, r"for an advantage write clip: advantage\(-5, 5\)"),
     (
         {"signal": "text", "divergence": "ce", "clip": "loss"},
-        "clip 'loss' is of a divergence that is differentiated",
+        "clip 'loss' is for a divergence that is differentiated",
     ),
     (
         {"signal": "mc(4)", "clip": "entries"},
-        "clip 'entries' is of a divergence that is differentiated",
+        "clip 'entries' is for a divergence that is differentiated",
     ),
     ({"clip": "advantage"}, r"for a divergence write clip: loss\(0.05\)"),
     (
@@ -273,7 +273,7 @@ WRONG = [
         },
         "write divergence: forward_kl with estimator: pathwise",
     ),
-    ({"signal": "sampled", "clip": "advantage(1, 5)"}, "another band turns the sign of some"),
+    ({"signal": "sampled", "clip": "advantage(1, 5)"}, "a band without 0 changes the sign of some"),
     (
         {"signal": "sampled", "clip": "advantage(1, -1)"},
         "clip 'advantage' needs low <= 0 <= high, got 1.0 and -1.0",
@@ -312,7 +312,7 @@ WRONG = [
     ({"aggregate": "seq_mean_token_sum_norm"}, "needs aggregate_norm, for example the token limit"),
     (
         {"aggregate_norm": 5},
-        "divides under aggregate 'seq_mean_token_sum_norm' only, not under 'token_mean'",
+        "is only used by aggregate 'seq_mean_token_sum_norm', not by 'token_mean'",
     ),
     ({"aggregate": "seq_mean_token_sum_norm", "aggregate_norm": 0}, "greater than 0"),
     (

@@ -1,4 +1,4 @@
-"""Targets as parts: what each states, and that one of another package is used like ours."""
+"""Targets as parts: the properties of each, and a part of another package that is used like ours."""
 
 import sys
 from pathlib import Path

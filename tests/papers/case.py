@@ -1,4 +1,4 @@
-"""A small random batch in float64, what the library makes of it, and the loops that the papers' formulas are written in."""
+"""A small random batch in float64, the library's losses for it, and the loops for the papers' formulas."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,19 +26,19 @@ V = 300
 """More than the candidates of every paper, so that top-k is a choice."""
 
 OUTSIDE, OWN = 40, 26
-"""The tokens that a student lacks in a teacher with another tokenizer, its last ones, and the teacher's that it lacks."""
+"""With another tokenizer: the student's last tokens, which the teacher lacks, and the teacher's tokens that the student lacks."""
 
 SPECIAL = range(100)
-"""Every third token: enough that some of the batch are."""
+"""Every third token, so that the batch contains some of them."""
 
 
 @dataclass
 class Token:
-    """One token of a rollout: distributions as log-probabilities [V], of which `S` carries the gradient.
+    """One token of a rollout: distributions as log-probabilities [V], where `S` carries the gradient.
 
-    `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is what
-    the teacher's raw logits have above its log-probabilities. `advantage` is what a critic says of the token.
-    For a teacher with another tokenizer `own` are its tokens that the student lacks, and T those that both have.
+    `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is the
+    difference of the teacher's raw logits and its log-probabilities. `advantage` is a critic's advantage of the token.
+    For a teacher with another tokenizer, `own` are its tokens that the student lacks, and T the common tokens.
     `logits` are the student's before a softmax.
     """
 
@@ -56,12 +56,12 @@ class Token:
 
     @property
     def is_known(self) -> bool:
-        """Whether a teacher with another tokenizer has the token."""
+        """True if a teacher with another tokenizer has the token."""
         return self.id < V - OUTSIDE
 
     @property
     def special(self) -> bool:
-        """Whether texts are written without it."""
+        """True if no text contains the token."""
         return self.id in SPECIAL
 
     @property
@@ -71,18 +71,18 @@ class Token:
 
     @property
     def lT(self) -> Tensor:
-        """The teacher's."""
+        """The teacher's log-probability of the token."""
         return self.T[self.id]
 
     @property
     def lR(self) -> Tensor:
-        """The reference's."""
+        """The reference's log-probability of the token."""
         return self.R[self.id]
 
 
 @dataclass
 class Sequence:
-    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers.
+    """One rollout: its tokens, its verifier's reward, its author, and its prompt.
 
     `score` is the judgement of every scorer that the recipe has.
     """
@@ -95,7 +95,7 @@ class Sequence:
     score: float
 
     def spans(self) -> list[list[Token]]:
-        """The tokens as a teacher with another tokenizer knows them: two together, then one, and so on."""
+        """Split the tokens as a teacher with another tokenizer: two together, then one, and so on."""
         spans: list[list[Token]] = []
         for place, token in enumerate(self.tokens):
             if starts_span(place):
@@ -106,7 +106,7 @@ class Sequence:
 
 @dataclass
 class Case:
-    """The batch as formulas see it, at a step of a run: `step` of `steps`, counted from 1."""
+    """The batch of a formula, at a step of a run: `step` of `steps`, counted from 1."""
 
     sequences: list[Sequence]
     step: int
@@ -119,7 +119,7 @@ class Case:
 
     @property
     def count(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return sum(len(sequence.tokens) for sequence in self.sequences)
 
     def groups(self) -> list[list[Sequence]]:
@@ -129,11 +129,11 @@ class Case:
         ]
 
     def token_mean(self, loss: Callable[[Token], Tensor]) -> Tensor:
-        """The mean of a per-token loss over all tokens."""
+        """Return the mean of a per-token loss over all tokens."""
         return sum((loss(token) for token in self.tokens()), torch.zeros(())) / self.count
 
     def sequence_mean(self, loss: Callable[[Token], Tensor]) -> Tensor:
-        """The mean over rollouts of the mean over their tokens."""
+        """Return the mean over rollouts of the mean over their tokens."""
         means = [
             sum(loss(token) for token in row.tokens) / len(row.tokens) for row in self.sequences
         ]
@@ -141,7 +141,7 @@ class Case:
 
 
 def list_spellings() -> list[tuple[int, int, int]]:
-    """The student's tokens that the teacher lacks, each as two others: a common one, and one of the teacher's own or common.
+    """List the student's tokens that the teacher lacks, each as two tokens: a common one, and one of the teacher's.
 
     Columns count the student's tokens first, then the teacher's own.
     """
@@ -153,14 +153,14 @@ def list_spellings() -> list[tuple[int, int, int]]:
 
 
 def carry(logprobs: Tensor) -> Tensor:
-    """What a student's logits are in the teacher's space: some of them, elsewhere."""
+    """Map a student's logits to the teacher's space: some of them, at other indices."""
     return torch.log_softmax(logprobs[..., : V - OUTSIDE + OWN].roll(7, -1), -1)
 
 
 def join_spans(
     teacher: TeacherDistribution, logits: Tensor, starts: list[int]
 ) -> TeacherDistribution:
-    """The same teacher, which also knows spans where they start: their mean logit is the level less 8."""
+    """Return the same teacher, which also knows spans at their start: their mean logit is the level less 8."""
     assert teacher.unknown is not None and teacher.level is not None
     spans, unknown = torch.zeros(len(logits), 2, dtype=torch.float64), teacher.unknown.clone()
     for start, end in pairwise(starts):
@@ -176,11 +176,11 @@ def join_spans(
 
 
 def starts_span(place: int) -> bool:
-    """Whether a span of a teacher with another tokenizer begins at a place of an answer."""
+    """Return whether a span of a teacher with another tokenizer begins at a position of an answer."""
     return place % 3 != 1
 
 
-# (group, source, reward, length): right, wrong and partly right answers, a failed prompt, other people's tokens.
+# (group, source, reward, length): right, wrong and partly right answers, a failed prompt, tokens of other writers.
 ROWS: list[tuple[str, Source, float, int]] = [
     ("a", "student", 1.0, 3),
     ("a", "student", 0.0, 2),
@@ -202,10 +202,10 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("d", "teacher", 1.0, 2),
 ]
 SCORES = [(row * 7 % 15 - 6) / 4 for row in range(len(ROWS))]
-"""What scorers say of the answers: quarters in another order than the rewards, some below 0."""
+"""Scores of the answers: quarters in another order than the rewards, some below 0."""
 
 ADVANTAGES = [(place * 5 % 11 - 4) / 4 for place in range(sum(length for *_, length in ROWS))]
-"""What a critic says of the tokens: above and below 0, in no order."""
+"""A critic's advantages of the tokens: above and below 0, unordered."""
 
 TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
@@ -213,7 +213,7 @@ TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "
 def library_and_formula(
     recipe: Recipe, formula: Callable[[Case], Tensor], step: int, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """The gradients in the student's logits [T, V] of the recipe's objective and of a formula, at a step of its run."""
+    """Return the gradients in the student's logits [T, V] of the recipe's objective and of a formula, at a step of its run."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(length for *_, length in ROWS)
 
@@ -223,7 +223,7 @@ def library_and_formula(
         return spread * torch.randn(count, V, generator=generator, dtype=torch.float64)
 
     student, other, reference = logits(), logits(), torch.log_softmax(logits(), -1)
-    # At every third token the teacher nearly agrees, so that clips and thresholds act at some tokens and not at others.
+    # At every third token the teacher nearly agrees, so that clips and thresholds only act at some tokens.
     near = torch.arange(count)[:, None] % 3 == 0
     teacher = torch.log_softmax(torch.where(near, student + 0.1 * other, other), -1)
     ids = torch.randint(V, (count,), generator=generator)
@@ -287,9 +287,9 @@ def _library(
     starts: list[int],
     is_translated: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient, and the random numbers [T, K] of drawn tokens.
+    """Return the gradient, and the random numbers [T, K] of drawn tokens.
 
-    What is learned of an environment's words takes a pass of its own, here over the same tokens.
+    The loss of an environment's tokens takes a separate pass, here over the same tokens.
     """
     own, observed = objective.split_observed()
     if own is not None and observed is not None:
@@ -328,7 +328,7 @@ def _library(
     batch = build_token_batch(data, objective, special=SPECIAL)
     student = torch.log_softmax(leaf, -1)
     if objective.learning is not None:
-        # The teacher through the student's head is anything, here what the reference says.
+        # The teacher through the student's head is arbitrary, here the reference's distribution.
         assert teacher.full is not None and teacher.own is not None
         theirs = torch.cat([teacher.full[:, : V - OUTSIDE], teacher.own], dim=-1)
         labels = theirs[:, : V - OUTSIDE].argmax(dim=-1)
@@ -391,12 +391,12 @@ def _formula(
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of two distributions given as log-probabilities."""
+    """Return KL(p || q) of two distributions given as log-probabilities."""
     return (p.exp() * (p - q)).sum()
 
 
 def jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S."""
+    """Return beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S."""
     middle = (beta * teacher.exp() + (1 - beta) * student.exp()).log()
     return beta * kl(teacher, middle) + (1 - beta) * kl(student, middle)
 

@@ -9,18 +9,18 @@ from .case import Case, Sequence, Token, kl, sg
 
 
 def ratio(token: Token) -> Tensor:
-    """What the learner gives the token over what the sampler gave it, differentiable."""
+    """Return the learner's probability of the token over the sampler's, differentiable."""
     return torch.exp(token.lS - token.sampler)
 
 
 def within(token: Token, low: float, high: float) -> Tensor:
-    """The detached ratio where it is within the bounds, else 0."""
+    """Return the detached ratio where it is within the bounds, else 0."""
     value = sg(ratio(token))
     return value if low <= value <= high else torch.zeros(())
 
 
 def group_advantage(case: Case, row: Sequence) -> float:
-    """GRPO's advantage of a rollout among those of its prompt."""
+    """Return GRPO's advantage of a rollout within the group of its prompt."""
     rewards = [other.reward for other in case.sequences if other.group == row.group]
     return (row.reward - mean(rewards)) / (stdev(rewards) + 1e-6)
 
@@ -64,7 +64,7 @@ def mimo_mopd(case: Case) -> Tensor:
 
 
 def nemotron_cascade_2(case: Case) -> Tensor:
-    """Equations 2 to 4 of 2603.19220: the same with the teacher's advantage alone."""
+    """Equations 2 to 4 of 2603.19220: the same with only the teacher's advantage."""
     return case.sequence_mean(
         lambda token: -within(token, 0.5, 2.0) * sg(token.lT - token.lS) * token.lS
     )

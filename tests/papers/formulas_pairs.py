@@ -1,4 +1,4 @@
-"""Losses of pairs of answers, and of what is learned from whole answers, as their papers write them."""
+"""Losses of pairs of answers, and losses of whole answers, as their papers write them."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from .case import Case, Sequence
 
 
 def log_ratio(row: Sequence) -> Tensor:
-    """log pi(y | x) / pi_ref(y | x)."""
+    """Return log pi(y | x) / pi_ref(y | x)."""
     return sum((token.lS - token.lR for token in row.tokens), torch.zeros(()))
 
 
 def preferred_by_source(one: Sequence, other: Sequence) -> bool:
-    """Whether one is of dataset or teacher and the other of student or reference."""
+    """Return whether the first is of dataset or teacher and the second of student or reference."""
     return one.source in ("dataset", "teacher") and other.source in ("student", "reference")
 
 
@@ -23,7 +23,7 @@ def mean_over_pairs(
     prefers: Callable[[Sequence, Sequence], bool],
     loss: Callable[[Sequence, Sequence], Tensor],
 ) -> Tensor:
-    """The mean of a loss over all pairs of a prompt's answers of which one is preferred."""
+    """Return the mean of a loss over all pairs of a prompt's answers where one answer is preferred."""
     losses = [
         loss(one, other)
         for group in case.groups()
@@ -46,7 +46,7 @@ def dpo(case: Case) -> Tensor:
 def orpo_distill(case: Case) -> Tensor:
     """2509.25100 with equations 4 to 7 of ORPO, 2403.07691: likelihood of the teacher's answers and the odds ratio.
 
-    Every prompt has three answers, of which one is the teacher's, so a third of them is the number of prompts.
+    Every prompt has three answers and one of them is the teacher's, so the number of prompts is a third of the answers.
     """
 
     def mean(row: Sequence) -> Tensor:

@@ -1,4 +1,4 @@
-"""Losses in which a verifier's reward has a part, or a reference beside the teacher, as their papers write them."""
+"""Losses with a verifier's reward, or with a reference in addition to the teacher, as their papers write them."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .case import Case, Sequence, Token, jsd, kl, sg
 
-EPSILON = 1e-6  # stands under the spread of a group, so that equal rewards give 0
+EPSILON = 1e-6  # added to the standard deviation of a group, so that equal rewards give 0
 
 Rule = Callable[[list[float], int], float]
 
@@ -30,12 +30,12 @@ def centred(rewards: list[float], place: int) -> float:
 
 
 def against_others(rewards: list[float], place: int) -> float:
-    """The advantage of RLOO: r - the mean of the others."""
+    """The advantage of RLOO: r - the mean of all other rewards."""
     return rewards[place] - mean(rewards[:place] + rewards[place + 1 :])
 
 
 def advantages(case: Case, rule: Rule) -> Iterator[tuple[Sequence, float]]:
-    """Every rollout with its advantage among the rollouts of its prompt."""
+    """Yield every rollout with its advantage within the rollouts of its prompt."""
     for group in case.groups():
         rewards = [row.reward for row in group]
         for place, row in enumerate(group):
@@ -53,22 +53,22 @@ def clipped(value: Tensor, advantage: float, low: float = 0.2, high: float = 0.2
 
 
 def right(row: Sequence) -> bool:
-    """Whether the verifier accepts the rollout."""
+    """Return whether the verifier accepts the rollout."""
     return row.reward >= 1
 
 
 def linearly(case: Case, start: float, end: float) -> float:
-    """A number on the straight line from the first step to the last."""
+    """Return a number on the straight line from the first step to the last."""
     return start + (end - start) * (case.step - 1) / (case.steps - 1)
 
 
 def entropy(token: Token) -> Tensor:
-    """The entropy of the learner's distribution, differentiable."""
+    """Return the entropy of the learner's distribution, differentiable."""
     return -(token.S.exp() * token.S).sum()
 
 
 def k2(token: Token, other: Tensor) -> Tensor:
-    """Half the squared log-ratio of the token, differentiable."""
+    """Return half the squared log-ratio of the token, differentiable."""
     return (token.lS - other) ** 2 / 2
 
 
@@ -79,7 +79,7 @@ def reinforce(case: Case) -> Tensor:
 
 
 def rloo(case: Case) -> Tensor:
-    """Section 2.3 of 2402.14740: minus the mean over answers of (r - mean of the others) log pi(y | x)."""
+    """Section 2.3 of 2402.14740: minus the mean over answers of (r - mean of all other rewards) log pi(y | x)."""
     rows = list(advantages(case, against_others))
     return sum(-advantage * sum(token.lS for token in row.tokens) for row, advantage in rows) / len(
         rows
@@ -87,7 +87,7 @@ def rloo(case: Case) -> Tensor:
 
 
 def grpo(case: Case) -> Tensor:
-    """Equations 3 and 4 of 2402.03300: the clipped surrogate and 0.04 times k3 to the reference, 1 / |o| an answer."""
+    """Equations 3 and 4 of 2402.03300: the clipped surrogate and 0.04 times k3 to the reference, 1 / |o| per answer."""
 
     def loss(token: Token, advantage: float) -> Tensor:
         k3 = torch.exp(token.lR - token.lS) - (token.lR - token.lS) - 1
@@ -101,7 +101,7 @@ def grpo(case: Case) -> Tensor:
 
 def echo(case: Case) -> Tensor:
     """2605.24517: GRPO's clipped surrogate, and 0.05 times the cross-entropy of an environment's tokens, each 1 / length. Here
-    the tokens of the answers stand for an environment's too.
+    the tokens of the answers also represent an environment's tokens.
     """
     rows = list(advantages(case, normalized))
     surrogate = sum(
@@ -111,8 +111,8 @@ def echo(case: Case) -> Tensor:
 
 
 def ovd(case: Case) -> Tensor:
-    """GRPO's clipped surrogate of what 2601.21968's judge leaves of the verifier's rewards, and the likelihood of the teacher's
-    tokens by the verifier's own rewards, 1 / |o| an answer.
+    """GRPO's clipped surrogate with the verifier's rewards that 2601.21968's judge accepts, and the likelihood of the teacher's
+    tokens by the verifier's own rewards, 1 / |o| per answer.
     """
     total = torch.zeros(())
     for group in case.groups():
@@ -217,7 +217,7 @@ def rlsd(case: Case) -> Tensor:
 
 
 def hdpo(case: Case) -> Tensor:
-    """2603.23871: GRPO among the own answers where one is right; else 0.1 JSD on the right answers of the informed model."""
+    """2603.23871: GRPO among the student's own answers where one is right; else 0.1 JSD on the informed model's right answers."""
     total = torch.zeros(())
     for group in case.groups():
         own = [row for row in group if row.source == "student"]

@@ -9,24 +9,24 @@ from .case import Case, Sequence, Token, kl, sg
 
 
 def ratio(token: Token) -> Tensor:
-    """What the learner gives the token over what the sampler gave it, differentiable."""
+    """Return the learner's probability of the token over the sampler's, differentiable."""
     return torch.exp(token.lS - token.sampler)
 
 
 def group_advantage(case: Case, row: Sequence) -> float:
-    """GRPO's advantage of a rollout among those of its prompt."""
+    """Return GRPO's advantage of a rollout within the group of its prompt."""
     rewards = [other.reward for other in case.sequences if other.group == row.group]
     return (row.reward - mean(rewards)) / (stdev(rewards) + 1e-6)
 
 
 def likeliest(logprobs: Tensor, k: int) -> list[int]:
-    """The ids of the k likeliest tokens."""
+    """Return the ids of the k most likely tokens."""
     values = logprobs.tolist()
     return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:k]
 
 
 def half_jsd(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-    """The Jensen-Shannon divergence of two lists of probabilities."""
+    """Return the Jensen-Shannon divergence of two lists of probabilities."""
     total = torch.zeros(())
     for s, t in zip(student, teacher, strict=True):
         middle = (s + t) / 2
@@ -45,7 +45,7 @@ def crisp(case: Case) -> Tensor:
 
 
 def opcd(case: Case) -> Tensor:
-    """2602.12275: KL(S || T) over the student's 256 likeliest tokens, both renormalised there."""
+    """2602.12275: KL(S || T) over the student's 256 most likely tokens, both renormalised there."""
 
     def loss(token: Token) -> Tensor:
         ids = likeliest(token.S, 256)
@@ -140,7 +140,7 @@ def skill_sd(case: Case) -> Tensor:
 
 
 def openclaw_rl(case: Case) -> Tensor:
-    """Equation 1 of 2603.10165 as released: PPO's surrogate of 1 or -1, and that of the four likeliest tokens.
+    """Equation 1 of 2603.10165 as released: PPO's surrogate of 1 or -1, plus the surrogate of the four most likely tokens.
 
     Their old policy is the learner before the update, and A_v = w_v clip(log T(v) - log S_old(v), -1, 1) with w_v the
     old policy's probability among the four.
@@ -176,7 +176,7 @@ def kepo(case: Case) -> Tensor:
 
 
 def tcod(case: Case) -> Tensor:
-    """After the abstract of 2604.24005: KL(S || T) at the tokens of the turns that there are."""
+    """After the abstract of 2604.24005: KL(S || T) at the tokens of the available turns."""
     return case.token_mean(lambda token: kl(token.S, token.T))
 
 

@@ -1,4 +1,4 @@
-"""The papers' formulas for teachers with another tokenizer: spans of tokens, and vocabularies that have some tokens in common."""
+"""The papers' formulas for teachers with another tokenizer: spans of tokens, and vocabularies with some common tokens."""
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def dpca(case: Case) -> Tensor:
 
 
 def ranked(student: Tensor, teacher: Tensor) -> Tensor:
-    """The L1 distance of sorted probabilities; the shorter list ends with zeros."""
+    """Return the L1 distance of sorted probabilities; the shorter list ends with zeros."""
     size = max(len(student), len(teacher))
     lists = [
         torch.cat([probs.exp(), torch.zeros(size - len(probs))]).sort(descending=True).values
@@ -52,7 +52,7 @@ def uld(case: Case) -> Tensor:
 
 
 def gold(case: Case) -> Tensor:
-    """TRL: JSD(0.5) of matched tokens times their share of the teacher's vocabulary, and sorted L1 of the others times the rest."""
+    """TRL: JSD(0.5) of matched tokens times their share of the teacher's vocabulary, plus sorted L1 of the rest times its share."""
     matched = V - OUTSIDE
     weight = matched / (matched + OWN)
 
@@ -73,7 +73,7 @@ def x_token(case: Case) -> Tensor:
     for token, column, place in list_spellings():
         matrix[token, column] += (2 / 3, 1 / 3)[place]
     assert torch.allclose(matrix.sum(-1), torch.ones(V).double())
-    # The teacher's own tokens that nothing leads to have a floor of 1e-7, and the student's own no mass on either side.
+    # The teacher's own tokens without a source have a floor of 1e-7, and the student's own no mass on either side.
     is_reached = matrix.sum(0) > 0
     used = torch.tensor([column for column in range(V + OWN) if not V - OUTSIDE <= column < V])
 
@@ -87,7 +87,7 @@ def x_token(case: Case) -> Tensor:
 
 
 def simct(case: Case) -> Tensor:
-    """2605.07711: KL(S || T) over the common tokens and the span that starts here, whose logit is its tokens' mean."""
+    """2605.07711: KL(S || T) over the common tokens and the span that starts here, with the mean logit of its tokens."""
     total = torch.zeros(())
     for row in case.sequences:
         for span in row.spans():
@@ -104,7 +104,7 @@ def simct(case: Case) -> Tensor:
 
 
 def dskd_v2(case: Case) -> Tensor:
-    """2504.11426: KL(T' || S) in the student's space and KL(T || S') in the teacher's, ' for states through the other's head."""
+    """2504.11426: KL(T' || S) in the student's space and KL(T || S') in the teacher's, ' for states through the opposite head."""
 
     def loss(token: Token) -> Tensor:
         if not token.is_known:

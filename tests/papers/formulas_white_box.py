@@ -10,12 +10,12 @@ from .case import Case, Sequence, Token, jsd, kl, sg
 
 
 def number(value: Tensor) -> float:
-    """A value without its gradient."""
+    """Return a value without its gradient."""
     return float(sg(value))
 
 
 def probability(logprob: Tensor) -> float:
-    """The probability, without its gradient."""
+    """Return the probability, without its gradient."""
     return math.exp(number(logprob))
 
 
@@ -30,7 +30,7 @@ def reverse(token: Token) -> Tensor:
 
 
 def likelihood(token: Token) -> Tensor:
-    """Minus the log-probability of the token."""
+    """Return minus the log-probability of the token."""
     return -token.lS
 
 
@@ -45,12 +45,12 @@ def entropy(logprobs: Tensor) -> float:
 
 
 def gap(token: Token) -> float:
-    """log T - log S of the token, a number."""
+    """Return log T - log S of the token, a number."""
     return number(token.lT - token.lS)
 
 
 def policy_gradient(token: Token, advantage: float) -> Tensor:
-    """The loss whose gradient is -A grad log S."""
+    """Return a loss with the gradient -A grad log S."""
     return -advantage * token.lS
 
 
@@ -60,18 +60,18 @@ def ratio(token: Token) -> Tensor:
 
 
 def clipped_part(token: Token, advantage: float, epsilon: float) -> Tensor:
-    """PPO's clipped objective of one token, with its sign turned."""
+    """Return PPO's clipped objective of one token, with its sign turned."""
     value = ratio(token)
     return -torch.minimum(value * advantage, value.clamp(1 - epsilon, 1 + epsilon) * advantage)
 
 
 def likeliest(logprobs: Tensor, k: int) -> list[int]:
-    """The k likeliest tokens."""
+    """Return the k most likely tokens."""
     return sorted(range(len(logprobs)), key=lambda v: -number(logprobs[v]))[:k]
 
 
 def partial_forward(token: Token, k: int) -> Tensor:
-    """sum T log(T / S) over the teacher's k likeliest tokens."""
+    """Return sum T log(T / S) over the teacher's k most likely tokens."""
     return sum(
         (token.T[v].exp() * (token.T[v] - token.S[v]) for v in likeliest(token.T, k)),
         torch.zeros(()),
@@ -84,12 +84,12 @@ def total(losses: TableHead[Tensor]) -> Tensor:
 
 
 def at(case: Case, start: float, end: float) -> float:
-    """A straight line over the whole run."""
+    """Return a number on a straight line over the whole run."""
     return start + (end - start) * (case.step - 1) / (case.steps - 1)
 
 
 def gkd(case: Case) -> Tensor:
-    """Equation 1 of 2306.13649 with beta 1/2: the token mean of JSD on whichever answers there are."""
+    """Equation 1 of 2306.13649 with beta 1/2: the token mean of JSD over the given answers."""
     return case.token_mean(lambda token: jsd(token.S, token.T, 0.5))
 
 
@@ -131,7 +131,7 @@ def minillm(case: Case) -> Tensor:
 
 
 def skewed(token: Token, alpha: float) -> Tensor:
-    """The log of (1 - alpha) T + alpha S."""
+    """Return the log of (1 - alpha) T + alpha S."""
     return ((1 - alpha) * token.T.exp() + alpha * token.S.exp()).log()
 
 
@@ -154,7 +154,7 @@ def distillm_2(case: Case) -> Tensor:
 
 
 def akl(case: Case) -> Tensor:
-    """2404.02657: w FKL + (1 - w) RKL, w the head's share of |T - S|, the head the likeliest half of the teacher's mass."""
+    """2404.02657: w FKL + (1 - w) RKL, w the head's share of |T - S|, the head the most likely half of the teacher's mass."""
 
     def loss(token: Token) -> Tensor:
         head = tail = mass = 0.0
@@ -222,7 +222,7 @@ def tip(case: Case) -> Tensor:
 
 
 def perplexity(row: Sequence, whose: str) -> float:
-    """exp of the mean negative log-probability of an answer."""
+    """Return exp of the mean negative log-probability of an answer."""
     logprobs = [number(token.lS if whose == "student" else token.lT) for token in row.tokens]
     return math.exp(-sum(logprobs) / len(logprobs))
 
@@ -257,7 +257,7 @@ def paced(case: Case) -> Tensor:
 
 
 def fast_opd(case: Case) -> Tensor:
-    """Reverse KL on what was sampled, which is the prefix."""
+    """Reverse KL on the sampled tokens, which form the prefix."""
     return case.token_mean(reverse)
 
 
@@ -285,7 +285,7 @@ def reopold(case: Case) -> Tensor:
 
 
 def revisiting_opd(case: Case) -> Tensor:
-    """2603.25562: reverse KL between both distributions, each renormalised over the teacher's 32 likeliest tokens.
+    """2603.25562: reverse KL between both distributions, each renormalised over the teacher's 32 most likely tokens.
 
     Special tokens are masked.
     """
@@ -300,7 +300,7 @@ def revisiting_opd(case: Case) -> Tensor:
 
 
 def rethinking_opd(case: Case) -> Tensor:
-    """The released code of 2604.13016: over the student's 16 likeliest tokens, A = -(log S - log T) p, p renormalised."""
+    """The released code of 2604.13016: over the student's 16 most likely tokens, A = -(log S - log T) p, p renormalised."""
 
     def loss(token: Token) -> Tensor:
         support = likeliest(token.S, 16)
@@ -382,7 +382,7 @@ def iw_opd(case: Case) -> Tensor:
 
 
 def selectkd(case: Case) -> Tensor:
-    """2510.24021: forward KL where the token is among the teacher's 5 likeliest."""
+    """2510.24021: forward KL where the token is among the teacher's 5 most likely."""
     return case.token_mean(
         lambda token: forward(token) if token.id in likeliest(token.T, 5) else 0.0 * forward(token)
     )
@@ -423,7 +423,7 @@ def osd(case: Case) -> Tensor:
 
 def ketchup(case: Case) -> Tensor:
     """2504.19024: minus the mean over answers of the sum of (G_t - b_t) log pi(y_t), with the teacher's logits q and the
-    Bellman optimality equation over K = 2 steps; b is the mean return of the other answers' tokens.
+    Bellman optimality equation over K = 2 steps; b is the mean return of the tokens in all other answers.
     """
     k = 2
     returns: dict[int, list[float]] = {}

@@ -23,10 +23,10 @@ SECOND = [
     [Fraction(2, 4), Fraction(1, 4), Fraction(1, 4)],
     [Fraction(0, 4), Fraction(3, 4), Fraction(1, 4)],
 ]
-"""The anchor: every answer of two symbols has some sixteenths of the probability, one of them none."""
+"""The anchor: every answer of two symbols has some sixteenths of the probability, and one answer has none."""
 
 REWARDS = [0.2, 0.7, 0.2, 1.0, 0.5, 0.7, 0.9, 0.1, 0.2]
-"""Of each answer, with ties."""
+"""The reward of each answer, with ties."""
 
 ANSWERS = list(itertools.product(range(3), repeat=2))
 STATES = {(): 0, (0,): 1, (1,): 2, (2,): 3}
@@ -45,11 +45,11 @@ class World:
         return [FIRST[first] * SECOND[first][second] for first, second in ANSWERS]
 
     def probability(self, table: Tensor, number: int) -> Tensor:
-        """The logarithm of the student's probability of an answer."""
+        """Return the logarithm of the student's probability of an answer."""
         return table.log_softmax(-1)[self.path(number), torch.tensor(ANSWERS[number])].sum()
 
     def path(self, number: int) -> list[int]:
-        """The states that an answer goes through."""
+        """Return the states that an answer goes through."""
         return [0, STATES[ANSWERS[number][:1]]]
 
 
@@ -57,13 +57,13 @@ def world() -> World:
     generator = torch.Generator().manual_seed(5)
     student = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     rows = [[float(p) for p in row] for row in (FIRST, *SECOND)]
-    # The anchor never writes one answer, which the student may.
+    # The anchor never writes one of the answers that the student may write.
     anchor = torch.tensor(rows, dtype=torch.float64).clamp(min=1e-9).log()
     return World(student, anchor)
 
 
 def best_of(count: int, mass: Iterable[Fraction]) -> list[float]:
-    """The probability of each answer under best-of-N, ties drawn evenly: p (F^N - G^N) / (F - G)."""
+    """Return the probability of each answer under best-of-N, ties drawn evenly: p (F^N - G^N) / (F - G)."""
     found = []
     masses = list(mass)
     for number, p in enumerate(masses):
@@ -76,7 +76,7 @@ def best_of(count: int, mass: Iterable[Fraction]) -> list[float]:
 
 
 def batch(here: World, table: Tensor, drawn: list[int], anchors: list[int]) -> RolloutBatch:
-    """A group of some of the student's answers and some of the anchor's."""
+    """Return a group of some of the student's answers and some of the anchor's."""
     rows: list[Rollout] = []
     places: list[int] = []
     for numbers, source in ((drawn, "student"), (anchors, "reference")):
@@ -96,11 +96,11 @@ def gradient(function: Callable[[Tensor], Tensor], here: World) -> Tensor:
 
 
 def expected(choice: dict[str, object], here: World, groups: list[tuple[float, list[int]]]):
-    """The library's gradient over every pair of the student's answers and every weighted group of the anchor's."""
+    """Return the library's gradient over every pair of the student's answers and every weighted group of the anchor's."""
 
     def total(table: Tensor) -> Tensor:
         parts = []
-        # A group's order does not matter: an unordered pair stands for both orders.
+        # A group's order does not matter: an unordered pair represents both orders.
         for pair in itertools.combinations_with_replacement(range(len(ANSWERS)), 2):
             own = sum(here.probability(table.detach(), number) for number in pair)
             own = own + math.log(len(set(pair)))
@@ -113,7 +113,7 @@ def expected(choice: dict[str, object], here: World, groups: list[tuple[float, l
 
 
 def every_pair(here: World) -> list[tuple[float, list[int]]]:
-    """Every unordered pair of the anchor's answers with the probability of both orders."""
+    """Yield every unordered pair of the anchor's answers with the probability of both orders."""
     return [
         (weight * len(set(numbers)), numbers)
         for weight, numbers in every_group(here, 2)
@@ -122,7 +122,7 @@ def every_pair(here: World) -> list[tuple[float, list[int]]]:
 
 
 def every_group(here: World, count: int) -> list[tuple[float, list[int]]]:
-    """Every draw of some answers of the anchor with its probability."""
+    """Yield every draw of some answers of the anchor with its probability."""
     return [
         (math.prod(float(here.mass[number]) for number in numbers), list(numbers))
         for numbers in itertools.product(range(len(ANSWERS)), repeat=count)
@@ -146,7 +146,7 @@ BACKWARD = {
 
 def test_reward_and_anchor_are_the_gradient_of_the_kl_to_best_of_n() -> None:
     here = world()
-    # Sixteen answers of the anchor, each as often as it is likely: N is 16, and no quantile is an estimate.
+    # Use sixteen answers of the anchor, each in proportion to its probability: N is 16, and no quantile is an estimate.
     anchors = [number for number, mass in enumerate(here.mass) for _ in range(int(mass * 16))]
     assert len(anchors) == 16
     target = best_of(16, here.mass)
@@ -226,7 +226,7 @@ def test_j_bonds_penalty_is_the_logarithm_of_the_median() -> None:
     for count in (2, 3, 5):
         groups = list(itertools.product([0.0, 1.0], repeat=count))
         advantages = [F.ADVANTAGES["below_anchor"].function([0.5, 1.0], group) for group in groups]
-        # An answer that half of the anchor's are worse than; the other one is never the worst.
+        # One answer is worse than half of the anchor's; the second one is never the worst.
         mean = sum(first for first, _ in advantages) / len(groups)
         assert mean == pytest.approx(math.log(0.5))
     first, second = F.ADVANTAGES["below_anchor"].function([0.5, 1.0], [0.7, 0.9])
@@ -270,7 +270,7 @@ def test_a_recipe_whose_reference_writes_nothing_is_refused(term: dict[str, str]
         "objective": term,
     }
     with pytest.raises(
-        RecipeError, match=r"losses\[0\]: .* write rollout.source: join\(reference, 4\)"
+        RecipeError, match=r"losses\[0\]: .* set rollout.source: join\(reference, 4\)"
     ):
         parse_recipe(settings, "r")
     parse_recipe({**settings, "rollout": {"source": "join(reference, 4)"}}, "r")

@@ -1,4 +1,4 @@
-"""Each paper's recipe is the paper's formula: equal gradients on random tensors, the formula written out by itself."""
+"""Each paper's recipe is the paper's formula: equal gradients on random tensors, with the formula written out separately."""
 
 import importlib
 import pkgutil
@@ -17,7 +17,7 @@ PAPERS = [name for name in list_recipe_names() if name.startswith(("papers/", "s
 
 
 def _formulas() -> dict[str, Callable[[Case], Tensor]]:
-    """Every function of a `formulas_*` module whose name is a recipe's, dashes as underscores."""
+    """Return every function of a `formulas_*` module with the name of a recipe, dashes as underscores."""
     package = importlib.import_module(str(__package__))
     found: dict[str, Callable[[Case], Tensor]] = {}
     for module in pkgutil.iter_modules(package.__path__):

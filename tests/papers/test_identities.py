@@ -1,4 +1,4 @@
-"""What must be equal between objectives: pools, estimators in exact expectation, targets, rewards, silence and splits."""
+"""Objectives that must be equal: pools, estimators in exact expectation, targets, rewards, silence and splits."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +35,7 @@ from .worlds import (
 
 
 def trained(data, choice, limits=None):
-    """The gradient of an objective in every parameter of a tiny student, as one vector."""
+    """Return the gradient of an objective in every parameter of a tiny student, as one vector."""
     student = tiny()
     student.model.requires_grad_(True)
     LocalTrainer(student, limits).forward_backward(data, Objective.model_validate(choice), 0)
@@ -47,13 +47,13 @@ def trained(data, choice, limits=None):
 
 
 def near(found, expected, relative=1e-5):
-    """Equal but for the rounding of float32."""
+    """Assert equality up to the rounding of float32."""
     assert expected.norm() > 0
     assert (found - expected).norm() <= relative * expected.norm()
 
 
 def pooled(kind, weights):
-    """The rollouts of the tests of the backend, each read by two teachers."""
+    """Return the rollouts of the backend's tests, each read by two teachers."""
     teachers = (tiny(seed=1), tiny(seed=2))
     return [
         Datum(
@@ -85,7 +85,7 @@ def test_a_sum_of_kls_is_the_kl_to_a_pool_times_the_sum_of_the_weights(divergenc
 
 
 def test_the_other_pool_is_another_target():
-    """The identity is not a matter of all pools being alike."""
+    """Check that the identity does not hold because all pools are equal."""
     shares = (0.7, 0.3)
     for divergence, kind in (("reverse_kl", "arithmetic"), ("forward_kl", "geometric")):
         summed, other = (
@@ -144,7 +144,7 @@ def test_minillms_decomposition_is_the_gradient_between_whole_answers():
 
 
 def test_a_return_that_begins_at_this_token_would_count_it_twice():
-    """As released code of MiniLLM does beside the exact step."""
+    """Released code of MiniLLM adds such a return to the exact step."""
     world = policies()
     twice = expected_gradient(
         {"losses": [{}, {"signal": "sampled", "estimator": "score_function(gamma=1)"}]}, world
@@ -157,7 +157,7 @@ def test_a_return_that_begins_at_this_token_would_count_it_twice():
 @pytest.mark.parametrize("rest", ["", "start=1", "start=1, length=mean"])
 @pytest.mark.parametrize("gamma", in_check([0, 0.5, 1], 0.5))
 def test_a_baseline_of_the_state_leaves_the_expected_gradient_as_it_is(gamma, rest, signal):
-    """Also where a return has later tokens in it: what is subtracted then is of this state alone."""
+    """Check returns with later tokens too: the subtracted baseline then only belongs to this state."""
     world = policies()
     bare, centred = (
         expected_gradient(
@@ -169,7 +169,7 @@ def test_a_baseline_of_the_state_leaves_the_expected_gradient_as_it_is(gamma, re
 
 
 def test_gamma_counts_beside_a_baseline():
-    """The law above does not hold because all gammas were alike."""
+    """Check that the law above does not hold because all gammas are equal."""
     world = policies()
     choices = ({"signal": "full", "estimator": f"score_function({gamma}, kl)"} for gamma in (0, 1))
     near, far = (expected_gradient(choice, world) for choice in choices)
@@ -334,7 +334,7 @@ def test_a_renormalised_teacher_is_a_teacher_that_is_cut_to_its_candidates(k, di
 
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_a_renormalised_teacher_pulls_with_its_whole_weight(seed, k):
-    """What it takes from the tokens outside is the student's own mass there; a partial sum takes the candidates' share of it."""
+    """The loss of the tokens outside uses the student's own mass there; a partial sum uses the candidates' share of it."""
     batch = random_batch(seed)
     best = batch.T.topk(k)
     outside = torch.ones_like(batch.T, dtype=torch.bool).scatter(-1, best.indices, False)
@@ -396,7 +396,7 @@ def test_an_added_reward_is_the_reward_alone_beside_the_teacher_alone():
 
 
 def test_reward_to_the_whole_answer_is_the_gradient_of_the_expected_reward():
-    """REINFORCE by enumeration: the reward is how many symbols are the first one."""
+    """Check REINFORCE by enumeration: the reward is the number of symbols that equal the first one."""
     world = policies()
 
     def formula(batch: RolloutBatch):
@@ -460,7 +460,7 @@ SPEAKING = [
 
 
 def taught(items, silent=()):
-    """What a teacher says about all but some of the rollouts."""
+    """Return a teacher's signals for all but some of the rollouts."""
     teacher = tiny(seed=1)
     return [
         Datum(item, TeacherSignal() if number in silent else hidden_signal(teacher, item))
@@ -469,7 +469,7 @@ def taught(items, silent=()):
 
 
 def group_of_items():
-    """Three prompts with several completions of unequal lengths, right and wrong."""
+    """Return three prompts with several completions of unequal lengths, right and wrong."""
     sizes = [("a", 5), ("a", 2), ("a", 4), ("b", 6), ("b", 3), ("c", 4), ("c", 1)]
     return [
         rollout(3, length, seed, group=group) for seed, (group, length) in enumerate(sizes, start=1)
@@ -518,7 +518,7 @@ def test_rewards_of_answers_that_the_teacher_is_silent_about_still_count_in_thei
         item if number in silent else replace(item, source="teacher")
         for number, item in enumerate(items)
     ]
-    # The mean of the first is over the answers that are taught, of the others over all.
+    # The first mean is over the answers with a teacher, the second over all.
     near(
         trained(taught(items, silent), choice) * (len(items) - len(silent)),
         (trained(taught(items), reward_alone) - trained(taught(heard), only)) * len(items),
@@ -557,7 +557,7 @@ def test_updates_share_out_prompts_and_split_none(groups, updates):
 
 
 def test_advantages_are_the_same_in_each_update_as_in_one():
-    """A prompt's completions stay together, so the group of each is whole."""
+    """A prompt's completions stay together, so each group is complete."""
     data = taught(group_of_items())
     choice = {"signal": "score(group_normalized)", "aggregate": "seq_mean_token_sum"}
     parts = split_data(data, 3)

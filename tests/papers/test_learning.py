@@ -1,5 +1,6 @@
-"""What a recipe on the toy pair is for: over three seeds it halves the student's reverse KL to its teacher, unless it is for
-something else."""
+"""The purpose of a recipe on the toy pair: over three seeds it halves the student's reverse KL to its teacher, unless the
+recipe has another goal.
+"""
 
 from pathlib import Path
 
@@ -10,15 +11,15 @@ from practicum.recipe.layers import read_layers
 from practicum.runs import run
 
 ELSEWHERE = {
-    "papers/kdrl": "a reward beside the teacher",
+    "papers/kdrl": "a reward in addition to the teacher",
     "papers/rlad": "a reward that the teacher shapes",
-    "papers/llm4teach": "a reward, and a teacher whose share goes to nothing",
-    "papers/vold": "a reward beside the teacher",
-    "papers/g-opd": "a target between where it began and the teacher",
+    "papers/llm4teach": "a reward, and a teacher with a share that falls to 0",
+    "papers/vold": "a reward in addition to the teacher",
+    "papers/g-opd": "a target between the initial student and the teacher",
     "papers/exopd": "a target beyond the teacher",
-    "papers/lightning-opd": "answers of the first student alone, who is near its teacher already",
+    "papers/lightning-opd": "only answers of the first student, which is near its teacher already",
 }
-"""What these go after instead; their divergence to the teacher falls by less than half."""
+"""The goals of these recipes; their divergence to the teacher falls by less than half."""
 
 ON_THE_PAIR = [
     name

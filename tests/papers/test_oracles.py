@@ -26,7 +26,7 @@ SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
 def normalized_rewards(batch):
-    """GRPO's advantage of each token's answer."""
+    """Return GRPO's advantage of each token's answer."""
     groups = [row.prompt.id for row in batch.answers]
     found = []
     for row in batch.answers:
@@ -40,12 +40,12 @@ def normalized_rewards(batch):
 
 
 def lengths(batch):
-    """The length of each token's answer."""
+    """Return the length of each token's answer."""
     return torch.bincount(batch.rows)[batch.rows]
 
 
 def clipped(value, advantage, low=0.2, high=0.2):
-    """PPO's loss."""
+    """Return PPO's loss."""
     return -torch.minimum(value * advantage, value.clamp(1 - low, 1 + high) * advantage)
 
 
@@ -346,7 +346,9 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
         rest = (target[0] - draft[0]).clamp(min=0)
         first_written[one] += proposed * keeps[0]
         first_written += proposed * (1 - keeps[0]) * rest / rest.sum()
-    torch.testing.assert_close(first_written, target[0])  # the decoder writes what the target would
+    torch.testing.assert_close(
+        first_written, target[0]
+    )  # the decoder writes the target's distribution
     acceptance = 1 - F.tvd(draft.log(), target.log())
     torch.testing.assert_close(acceptance, torch.minimum(draft, target).sum(-1))
     torch.testing.assert_close(accepted[0], acceptance[0])
@@ -360,7 +362,7 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
 
 
 def coefficients_of_trust(draft, target, token):
-    """The probability of acceptance that weights `trust` give a drawn token."""
+    """Return the probability of acceptance that weights `trust` give a drawn token."""
     logprobs = [row[token].log()[None] for row in (draft, target)]
     statistics = F.TokenStatistics(
         loss_mask=torch.ones(1), logprobs=logprobs[0], teacher_logprobs=logprobs[1]
@@ -369,7 +371,7 @@ def coefficients_of_trust(draft, target, token):
 
 
 def test_tvd_falls_as_acceptance_rises():
-    """The gradient of the acceptance is minus that of the tvd objective."""
+    """Check that the gradient of the acceptance is minus the gradient of the tvd objective."""
     batch = random_batch()
 
     def acceptance(here):
@@ -379,7 +381,7 @@ def test_tvd_falls_as_acceptance_rises():
 
 
 def test_vopds_baseline_changes_no_mean():
-    """2605.07865: the mean of (A - V) grad log S is that of A grad log S, with V = -KL(S || T) at the state."""
+    """2605.07865: the mean of (A - V) grad log S equals the mean of A grad log S, with V = -KL(S || T) at the state."""
     world = policies()
     plain, based = (
         expected_gradient({"signal": "full", "estimator": f"score_function(0, {baseline})"}, world)

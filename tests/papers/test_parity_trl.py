@@ -1,4 +1,4 @@
-"""The losses that TRL offers as functions equal ours, and where they do not, the difference is the one that docs/log.md names.
+"""The losses that TRL offers as functions equal ours, or differ only as laboratory/log.md describes.
 
 Needs `pip install trl`; written against TRL 1.16.
 """
@@ -27,13 +27,13 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trl(path: str):
-    """An attribute of a module of TRL, `trainer.utils:selective_log_softmax`."""
+    """Return an attribute of a module of TRL, `trainer.utils:selective_log_softmax`."""
     module, _, name = path.partition(":")
     return getattr(import_module(f"trl.{module}"), name)
 
 
 def theirs(function, batch: RolloutBatch) -> torch.Tensor:
-    """The gradient in the student's logits [T, V] of a loss of the logits [answers, tokens, V] of both."""
+    """Return the gradient in the student's logits [T, V] of a loss of the logits [answers, tokens, V] of both."""
     here = batch.leaf()
     shape = (len(batch.answers), -1, batch.logits.shape[-1])
     return torch.autograd.grad(function(here.logits.view(shape), here.T.view(shape)), here.logits)[

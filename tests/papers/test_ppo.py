@@ -1,4 +1,4 @@
-"""PPO's advantages by enumeration (1506.02438): what GAE estimates with the exact values, and with others."""
+"""PPO's advantages by enumeration (1506.02438): GAE's estimate with the exact values, and with other values."""
 
 import itertools
 
@@ -18,11 +18,11 @@ STATES = {
         for beginning in itertools.product(range(SYMBOLS), repeat=length)
     )
 }
-"""The beginnings of answers, at each of which a token is chosen."""
+"""The beginnings of answers; a token is chosen at each."""
 
 
 def make_world() -> tuple[Tensor, Tensor]:
-    """Return logits [states, symbols] and a reward for each answer, none of them symmetric."""
+    """Return logits [states, symbols] and a reward for each answer, without symmetries."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(len(STATES), SYMBOLS, generator=generator, dtype=torch.float64)
     return logits, torch.rand(len(ANSWERS), generator=generator, dtype=torch.float64)
@@ -46,7 +46,7 @@ def compute_logprobs(logits: Tensor, answer: tuple[int, ...]) -> Tensor:
 
 
 def judge(answer: tuple[int, ...], reward: Tensor, values: Tensor, gae_lambda: float) -> Tensor:
-    """Return the advantage of each token; the reward comes with the last one."""
+    """Return the advantage of each token; the last token receives the reward."""
     rewards = torch.zeros(LENGTH, dtype=torch.float64)
     rewards[-1] = reward
     states = [STATES[answer[:place]] for place in range(LENGTH)]
@@ -106,7 +106,7 @@ def test_lambda_1_is_the_reward_minus_the_value() -> None:
 
 
 def test_the_exact_values_lower_the_variance() -> None:
-    """A critic is for this: the same expectation from advantages that spread less."""
+    """Check the purpose of a critic: the same expectation from advantages with less variance."""
     logits, rewards = make_world()
     values = compute_values(logits, rewards)
 

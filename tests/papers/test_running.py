@@ -1,4 +1,4 @@
-"""Each paper's recipe checks and takes two steps, at the size of a toy."""
+"""Each paper's recipe passes its check and takes two steps, at the size of a toy."""
 
 import re
 import string
@@ -31,17 +31,17 @@ SMALL = {
     "student.trainable_layers": None,
 }
 LONGER = {"papers/caopd": {"rollout.max_new_tokens": 24}}
-"""What a recipe needs more of: the statement of a confidence, a letter a token."""
+"""Additional needs of a recipe: the statement of a confidence, one letter per token."""
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose characters are enough for every recipe's prompts."""
+    """Write a model with enough characters for every recipe's prompts."""
     return make_model(tmp_path_factory.mktemp("tiny") / "model", alphabet=string.printable, seed=1)
 
 
 def with_models(data: Any, model: Path) -> Any:
-    """The data with every model in it replaced."""
+    """Return the data with every model in it replaced."""
     if isinstance(data, list):
         return [with_models(item, model) for item in data]
     if not isinstance(data, dict):

@@ -27,7 +27,7 @@ def answer(
     source: Source = "student",
     sample: int = 0,
 ) -> Rollout:
-    """A completion of given tokens, all of which are learned from."""
+    """Return a completion of given tokens, where every token is learned from."""
     return Rollout(
         prompt=Prompt(group, ()),
         prompt_tokens=(1,),
@@ -46,7 +46,7 @@ def answer(
 
 @dataclass
 class RolloutBatch:
-    """Answers end to end with everybody's log-probabilities [T, V]; `logits` are the student's."""
+    """Complete answers with the log-probabilities of each model [T, V]; `logits` are the student's."""
 
     answers: list[Rollout]
     logits: Tensor
@@ -75,15 +75,15 @@ class RolloutBatch:
         return torch.repeat_interleave(torch.arange(len(self.answers)), lengths)
 
     def of(self, logprobs: Tensor) -> Tensor:
-        """Somebody's log-probability of each token."""
+        """Return one model's log-probability of each token."""
         return logprobs.gather(-1, self.ids[:, None])[:, 0]
 
     def leaf(self) -> "RolloutBatch":
-        """The same with logits that take a gradient."""
+        """Return the same batch with logits that require a gradient."""
         return replace(self, logits=self.logits.clone().requires_grad_())
 
     def tokens(self, objective: Objective, seed: int = 0) -> TokenBatch:
-        """What the library makes of the answers."""
+        """Return the library's token batch of the answers."""
         return build_token_batch(
             [Datum(row, TeacherSignal()) for row in self.answers], objective, seed
         )
@@ -104,7 +104,7 @@ ROWS = [
 def random_batch(
     seed: int = 0, vocabulary: int = 7, rows: list[tuple[str, float, int]] | None = None
 ) -> RolloutBatch:
-    """Random answers of a slightly older student."""
+    """Return random answers of a slightly older student."""
     generator = torch.Generator().manual_seed(seed)
     rows = ROWS if rows is None else rows
     count = sum(length for *_, length in rows)
@@ -126,7 +126,7 @@ def random_batch(
 
 
 def coefficients(choice: Mapping[str, Any], batch: RolloutBatch) -> Tensor:
-    """The coefficient [T] of each token in the loss of an objective with one term."""
+    """Return the coefficient [T] of each token in the loss of an objective with one term."""
     objective = Objective.model_validate(choice)
     tokens = batch.tokens(objective)
     (values,) = compute_term_values(
@@ -140,12 +140,12 @@ def coefficients(choice: Mapping[str, Any], batch: RolloutBatch) -> Tensor:
 
 
 def gradient(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = None) -> Tensor:
-    """The gradient [T, V] of the library's objective in the student's logits; `draws` replace the random numbers."""
+    """Return the gradient [T, V] of the library's objective in the student's logits; `draws` replace the random numbers."""
     return _gradient(batch, lambda here: loss(choice, here, draws))
 
 
 def loss(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = None) -> Tensor:
-    """A number whose gradient is that of the library's objective."""
+    """Return a number with the gradient of the library's objective."""
     objective = Objective.model_validate(choice)
     tokens = batch.tokens(objective)
     if draws is not None:
@@ -167,7 +167,7 @@ def loss(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = 
 
 
 def formula_gradient(formula: Callable[[RolloutBatch], Tensor], batch: RolloutBatch) -> Tensor:
-    """The gradient [T, V] of a formula in the student's logits."""
+    """Return the gradient [T, V] of a formula in the student's logits."""
     return _gradient(batch, formula)
 
 
@@ -197,7 +197,7 @@ BEGINNINGS = {
 
 
 def policies(seed: int = 3) -> Policies:
-    """Random ones."""
+    """Return random policies."""
     generator = torch.Generator().manual_seed(seed)
     tables = (
         torch.randn(len(BEGINNINGS), SYMBOLS, generator=generator, dtype=torch.float64)
@@ -207,20 +207,20 @@ def policies(seed: int = 3) -> Policies:
 
 
 def every_answer() -> Iterator[tuple[Tensor, list[int]]]:
-    """Every answer of LENGTH symbols, with the states it goes through."""
+    """Yield every answer of LENGTH symbols, with the states it goes through."""
     for symbols in itertools.product(range(SYMBOLS), repeat=LENGTH):
         yield torch.tensor(symbols), [BEGINNINGS[symbols[:length]] for length in range(LENGTH)]
 
 
 def expected_gradient(choice: Mapping[str, Any], world: Policies) -> Tensor:
-    """The library's gradient in the student's table, in exact expectation over the student's own answers."""
+    """Return the library's gradient in the student's table, in exact expectation over the student's own answers."""
     return _expected(
         world, lambda batch: loss({"aggregate": "seq_mean_token_sum", **choice}, batch)
     )
 
 
 def expected_formula(formula: Callable[[RolloutBatch], Tensor], world: Policies) -> Tensor:
-    """That of a formula, whose answers are held fixed."""
+    """Return the gradient of a formula in the student's table, with the formula's answers held fixed."""
     return _expected(world, formula)
 
 
@@ -240,7 +240,7 @@ def _expected(world: Policies, function: Callable[[RolloutBatch], Tensor]) -> Te
 
 
 def sequence_gradient(world: Policies) -> Tensor:
-    """The gradient of KL(S || T) between whole answers, through the probability of every answer."""
+    """Return the gradient of KL(S || T) between whole answers, through the probability of every answer."""
     table = world.student.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for ids, path in every_answer():
@@ -250,6 +250,6 @@ def sequence_gradient(world: Policies) -> Tensor:
 
 
 def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-6) -> None:
-    """Equal to a tolerance, and not both zero."""
+    """Assert equality to a tolerance, and that not both are zero."""
     assert theirs.abs().max() > 0
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * 1e-2)

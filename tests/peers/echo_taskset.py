@@ -1,4 +1,4 @@
-"""A taskset for the tests: say something that begins with an a; the harness of it asks a second time."""
+"""A taskset for the tests: write something that begins with an a; its harness asks a second time."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class EchoTask(vf.Task):
 
     @vf.reward
     async def begins(self, trace: Any) -> float:
-        """1 for a last answer that begins with an a."""
+        """Return 1 for a last answer that begins with an a."""
         return float((trace.assistant_messages[-1].content or "").startswith("a"))
 
 
@@ -27,7 +27,7 @@ class Echo(vf.Taskset[EchoTask, vf.TasksetConfig]):
 
 
 class AskTwice(vf.Harness[NullHarnessConfig]):
-    """Asks, says what was said, and asks again."""
+    """Asks, repeats the answer, and asks again."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False

@@ -1,4 +1,4 @@
-"""What was measured with another package, written with the date and the versions if a folder is named."""
+"""Measurements with another package, written with the date and the versions if a folder is named."""
 
 import json
 import os

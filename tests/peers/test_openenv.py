@@ -1,4 +1,4 @@
-"""OpenEnv itself: its server holds the environments that a student converses with. `make peers` runs this file in an
+"""The real OpenEnv: its server holds the environments that a student converses with. `make peers` runs this file in an
 environment that has openenv.
 """
 
@@ -28,7 +28,7 @@ def record() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server of OpenEnv whose environment asks for a letter three times."""
+    """Run an OpenEnv server with an environment that asks for a letter three times."""
     import uvicorn
     from openenv.core.env_server.http_server import create_app
     from openenv.core.env_server.interfaces import Environment

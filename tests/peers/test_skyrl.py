@@ -1,6 +1,6 @@
-"""SkyRL itself as the service that trains the student: what docs/skyrl.md says of it is what it does.
+"""SkyRL itself as the service that trains the student: it behaves as docs/skyrl.md describes.
 
-`PRACTICUM_SKYRL` names an environment of Python 3.12 that has SkyRL; it wants another version of
+`PRACTICUM_SKYRL` names an environment of Python 3.12 that has SkyRL; it needs another version of
 the tinker package than practicum, so the server runs there and its client here.
 """
 
@@ -64,7 +64,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server, started as docs/skyrl.md says."""
+    """Start the server as in docs/skyrl.md."""
     folder = tmp_path_factory.mktemp("skyrl")
     models = folder / "models"
     make_model(models / "student", seed=1, architecture="qwen3")
@@ -94,7 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         await_answer(f"http://127.0.0.1:{port}/api/v1/healthz", process, folder / "said")
         yield Server(models, f"http://127.0.0.1:{port}")
     finally:
-        # The server starts another process, which outlives a signal to it alone.
+        # The server starts another process, which outlives a signal to only the server.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -137,7 +137,7 @@ def test_it_trains_on_the_text_of_a_teacher_that_is_here(server: Server, tmp_pat
             FIXED,
             {"objective": {"signal": "topk(4)"}},
             CapabilityError,
-            "two targets .* write signal: sampled",
+            "two targets .* set signal: sampled",
         ),
         (
             "seeds of 63 bits",
@@ -171,7 +171,7 @@ def test_what_it_would_ignore_is_refused_before_the_first_step(
 def test_answers_of_the_student_have_no_numbers_that_the_client_asserts(
     server: Server, tmp_path: Path
 ) -> None:
-    """With a client that takes them the student's own answers could be learned from."""
+    """With a client that accepts them the student's own answers could be learned from."""
     changes = server.changes(FIXED, **{"rollout.source": "student"})
     with pytest.raises(PracticumError, match="sample_sequence_ids") as refusal:
         toy_run(server.models, tmp_path, changes)
@@ -179,7 +179,7 @@ def test_answers_of_the_student_have_no_numbers_that_the_client_asserts(
 
 
 def test_optimizer_settings_are_fixed_in_its_other_backend() -> None:
-    """FSDP and Megatron take a GPU, so that they follow a learning rate alone is read."""
+    """Check the source: FSDP and Megatron need a GPU, so a run cannot show that they only follow a learning rate."""
     (source,) = Path(PLACE).glob("lib/python3*/site-packages/skyrl/backends/skyrl_train_backend.py")
     step = source.read_text().partition("def optim_step")[2].partition("\n    def ")[0]
     assert "set_lr(" in step

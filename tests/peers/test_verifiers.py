@@ -1,5 +1,5 @@
-"""verifiers itself: its agents record traces of this student, which learns from them. `make peers` runs this file in an
-environment that has verifiers.
+"""The real verifiers package: its agents record traces of this student, which learns from them. `make peers` runs this file
+in an environment that has verifiers.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _Engine(BaseHTTPRequestHandler):
-    """The engine that a training client of verifiers asks for tokens: the student, sampled here."""
+    """The engine that a training client of verifiers asks for tokens: the student, sampled in this process."""
 
     sampler: Any
     stops: frozenset[int]
@@ -82,7 +82,7 @@ class _Engine(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def traces(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The traces of an agent of verifiers, whose model is the student."""
+    """Return the traces of an agent of verifiers that uses the student as its model."""
     config = ScorerConfig(model=str(models / "student"))
     loaded = load(config)
     _Engine.sampler = build_scorer(loaded, config, 8, 128)
@@ -147,7 +147,7 @@ def test_a_student_learns_from_traces_of_verifiers(
         assert row["prompt_tokens"] + row["tokens"] == branch.token_ids
         assert row["loss_mask"] == branch.sampled_mask[len(row["prompt_tokens"]) :]
         assert row["reward"] == trace.reward
-        # Sampled by the same weights, so the trainer's own numbers are those of the trace.
+        # Sampled by the same weights, so the trainer's own numbers equal the trace.
         sampled = branch.logprobs[len(row["prompt_tokens"]) :]
         assert torch.allclose(
             torch.tensor(row["sampling_logprobs"]), torch.tensor(sampled), atol=1e-6
@@ -177,7 +177,7 @@ def test_a_student_learns_from_traces_of_verifiers(
 def test_the_live_student_speaks_through_harnesses_of_verifiers(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harness: str | None
 ) -> None:
-    """Our chat loop speaks once, and a harness of the library's twice; every token is in the journal as it was sent."""
+    """Check that our chat loop sends one turn and a harness of the library two, and that the journal has the sent tokens."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     task = {"type": "verifiers", "taskset": "echo_taskset", "train_size": 3, "heldout_size": 1}
     changes = {

@@ -1,6 +1,6 @@
 """vLLM itself as the student's engine, in process and as a server. `make peers` runs this file in an environment that has vLLM.
 
-`PRACTICUM_RECORD` names a folder for what was measured.
+`PRACTICUM_RECORD` names a folder for the measurements.
 """
 
 import importlib.util
@@ -40,13 +40,13 @@ RESULTS: dict[str, Any] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def record() -> Iterator[None]:
-    """Write what was measured, with the date and the versions, if a folder is named."""
+    """Write the measurements, with the date and the versions, if a folder is named."""
     yield from recording.record("vllm", vllm.__version__, RESULTS)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models whose heads are as wide as vLLM's attention on a CPU takes them: 32."""
+    """Write models with heads as wide as vLLM's attention on a CPU requires: 32."""
     folder = tmp_path_factory.mktemp("models")
     make_model(folder / "student", seed=1, hidden_size=64)
     make_model(folder / "teacher", seed=2, hidden_size=64, pretrain=60)
@@ -55,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server, started as docs/engines.md says."""
+    """Start a server as in docs/engines.md."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
@@ -91,7 +91,7 @@ def texts(folder: Path) -> list[Any]:
 
 
 def note(name: str, folder: Path) -> None:
-    """Keep a run's agreement with the trainer among the results."""
+    """Store a run's agreement with the trainer among the results."""
     RESULTS[name] = {
         "steps": len(rows(folder / "metrics.jsonl")),
         "largest canary difference, nats": max(curve(folder, "canary")),
@@ -131,7 +131,7 @@ def test_a_server_of_vllm_samples_as_vllm_in_process(
     assert max(curve(there, "canary")) < ROUNDING
     assert max(curve(there, "sampler_mismatch")) < ROUNDING
     equal = [one == other for one, other in zip(texts(here), texts(there), strict=True)]
-    # A server batches requests as they arrive, so a draw on a rounding edge may fall otherwise.
+    # A server batches requests as they arrive, so a draw near a rounding edge may differ.
     assert sum(equal) >= len(equal) - 1
 
 
@@ -239,7 +239,7 @@ def test_vllm_on_a_gpu_sleeps_while_the_student_trains(
 
 @pytest.mark.gpu
 def test_weights_go_over_by_reference_on_a_gpu(models: Path, tmp_path: Path) -> None:
-    """Not seen yet. The canary passes, and handing over takes no second copy of the weights."""
+    """Not seen yet. The canary passes, and handing over needs no second copy of the weights."""
     changes = {"rollout.engine": {"type": "vllm", "memory": 0.3}, "student.device": "cuda"}
     folder = toy_run(models, tmp_path, changes).folder
     assert max(curve(folder, "canary")) < 0.01

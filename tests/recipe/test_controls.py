@@ -1,4 +1,4 @@
-"""The control of a recipe that joins a reward and a teacher: what is left with the teacher off, and how one asks for it."""
+"""The control of a recipe that joins a reward and a teacher: what remains with the teacher off, and its option."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from practicum.types import Judgement, Rollout
 
 
 def every_recipe() -> dict[str, Recipe]:
-    """Every packaged recipe, and every stage of a pipeline, by its name."""
+    """Return every packaged recipe, and every stage of a pipeline, by its name."""
     recipes = {}
     for name in list_recipe_names():
         found = load_pipeline_or_recipe(name)
@@ -47,7 +47,7 @@ CONTROLS = {
 
 
 def is_taught(recipe: Recipe) -> bool:
-    """Return whether somebody besides the verifier is learned from."""
+    """Return whether the student learns from a teacher or a dataset in addition to the verifier."""
     return recipe.objective.signal is not None or not {"teacher", "dataset"}.isdisjoint(
         recipe.rollout.source.other_writers
     )
@@ -81,13 +81,13 @@ def test_without_a_teacher_or_without_a_reward_there_is_none() -> None:
         "default self_distillation",
     ):
         assert build_control(RECIPES[name]) is None, name
-    # Here the verifier only chooses what the teacher says or how much it counts: with the teacher off nothing is left.
+    # Here the verifier only selects or weights the teacher's signal: with the teacher off nothing remains.
     for name in ("papers/sdpo", "papers/caopd", "papers/sd-zero", "papers/paced"):
         assert build_control(RECIPES[name]) is None, name
 
 
 def test_an_environment_that_is_learned_from_is_a_teacher() -> None:
-    """Of ECHO GRPO is left, term for term."""
+    """For ECHO, GRPO remains, term for term."""
     recipe, control = RECIPES["papers/echo"], CONTROLS["papers/echo"]
     assert control.objective.losses == recipe.objective.losses[:1]
 
@@ -103,7 +103,7 @@ def test_a_control_asks_no_teacher_and_changes_nothing_else(name: str) -> None:
     before, after = resolve_recipe(recipe), resolve_recipe(control)
     words = {"name", "about", "paper", "claim", "differs"}
     assert {key for key in before if before[key] != after[key]} <= {*SECTIONS, *words}
-    # The turns of the student's conversations are its own, so the control learns from them as well.
+    # The turns of the student's conversations are its own, so the control also learns from them.
     source = "turns" if recipe.rollout.source.type == "turns" else "student"
     assert {**before["rollout"], "source": source} == after["rollout"]
     assert before["objective"]["aggregate"] == after["objective"]["aggregate"]
@@ -111,7 +111,7 @@ def test_a_control_asks_no_teacher_and_changes_nothing_else(name: str) -> None:
 
 
 def with_teacher_at_zero(term: Term, recipe: Recipe) -> Term:
-    """Return a term of a recipe whose answers, correction and reward are those of a control."""
+    """Return a term with the answers, correction and reward of its control."""
     arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
     filtered = "all" if term.signal.name == "score" else term.filter
     correction = term.correction.model_copy(update={"arguments": arguments})
@@ -196,7 +196,7 @@ def test_what_is_about_the_teacher_does_not_stay() -> None:
 def test_the_answers_that_a_filter_left_to_the_teacher_are_the_rewards() -> None:
     assert [term.filter for term in CONTROLS["papers/srpo"].objective.losses] == ["all"]
     assert [term.filter for term in CONTROLS["papers/hdpo"].objective.losses] == ["all"]
-    # Likelihood of right answers learns from the reward by its filter alone.
+    # Likelihood of right answers learns from the reward only by its filter.
     assert [term.filter for term in CONTROLS["papers/scope"].objective.losses] == ["correct"]
 
 
@@ -299,7 +299,7 @@ def test_a_pipeline_has_the_teacher_off_where_a_stage_joins_the_two() -> None:
 
 @pytest.mark.parametrize("name", ["papers/gkd", "papers/grpo", "teams/qwen3"])
 def test_a_recipe_without_a_control_says_so_in_one_line(name: str) -> None:
-    with pytest.raises(RecipeError, match="teacher=off leaves the reward alone") as refused:
+    with pytest.raises(RecipeError, match="teacher=off keeps only the reward") as refused:
         load_pipeline_or_recipe(name, ["teacher=off"])
     assert "\n" not in str(refused.value)
 

@@ -15,7 +15,7 @@ from practicum.recipe.yaml_files import read_yaml
 
 @pytest.fixture(scope="module")
 def validator() -> Draft202012Validator:
-    """The validator of the schema, which itself is checked."""
+    """Return the validator of the schema, which is checked itself."""
     schema = build_schema()
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)

@@ -96,7 +96,7 @@ def test_what_only_the_shell_knows_is_named() -> None:
     command = "python -m verl.trainer.main_ppo a.b=1 c.d=$(nproc) e.f=$WORLD_SIZE g.h=${X%/*} i.j=2"
     script = read_launch_script(f"N=$(date)\n{command} k.l=$N", "run.sh")
     assert script.arguments == {"a.b": "1", "i.j": "2"}
-    assert [note.rpartition(" knows ")[2] for note in script.notes] == [
+    assert [note.rpartition(" compute ")[2] for note in script.notes] == [
         "$(nproc)",
         "$WORLD_SIZE",
         "${X%/*}",

@@ -1,4 +1,4 @@
-"""Method and setting of a recipe are separate: `extends` takes the first and leaves the second."""
+"""Method and setting of a recipe are separate: `extends` takes the method and leaves the setting."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ METHOD_KEYS = {
         "replay_size",
     },
 }
-"""The keys that a packaged recipe may have in sections that its setting has, too."""
+"""The keys that a packaged recipe may have in sections that its setting also has."""
 
 
 def write(folder: Path, content: dict[str, Any], name: str = "mine") -> Path:
@@ -48,7 +48,7 @@ def write(folder: Path, content: dict[str, Any], name: str = "mine") -> Path:
 
 
 def test_a_real_student_never_has_the_numbers_of_a_toy(tmp_path: Path) -> None:
-    """The fault of the first hour: `extends: papers/gkd` with a 135M model learned at 0.002."""
+    """The fault of the first hour: `extends: papers/gkd` trained a 135M model at 0.002."""
     recipe = load_recipe(write(tmp_path, {"extends": "papers/gkd", **OWN}))
     assert recipe.optimizer.learning_rate == PRETRAINED.learning_rate
     assert recipe.rollout.max_new_tokens == PRETRAINED.cpu_max_new_tokens
@@ -214,7 +214,7 @@ def test_layers_come_from_the_weakest_to_the_strongest() -> None:
 
 @pytest.mark.parametrize("name", list_recipe_names())
 def test_the_recipe_of_a_run_folder_is_the_recipe(name: str, tmp_path: Path) -> None:
-    """A run folder is read wherever a recipe is, so that a run is repeated with a change."""
+    """A run folder is accepted wherever a recipe is, so that a run is repeated with a change."""
     if "stages" in read_recipe(find_recipe(name)):
         pytest.skip("a pipeline has a folder for each stage")
     recipe = load_recipe(name, ["seed=3"])

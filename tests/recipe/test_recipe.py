@@ -125,8 +125,8 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(data, "my.yaml")
     assert caught.value.problems == [
-        "my.yaml: student: missing; write it",
-        "my.yaml: train: missing; write it",
+        "my.yaml: student: missing; set it",
+        "my.yaml: train: missing; set it",
     ]
 
 
@@ -159,8 +159,8 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "an alias": (b"a: &x [1]\nb: *x", "aliases"),
     "laughs": (b"a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]", "aliases"),
     "a merge": (b"a: &a {x: 1}\nb: {<<: *a}", "aliases"),
-    "a key twice": (b"train: {steps: 1, steps: 2}", "'steps' stands twice"),
-    "a key twice at the top": (b"seed: 1\nseed: 2", "'seed' stands twice"),
+    "a key twice": (b"train: {steps: 1, steps: 2}", "'steps' occurs twice"),
+    "a key twice at the top": (b"seed: 1\nseed: 2", "'seed' occurs twice"),
     "two documents": (b"seed: 1\n---\nseed: 2", "not YAML"),
     "deep nesting": (b"a: " + b"[" * 5000, "not YAML.*line 1: nested more than 64 deep"),
     "deep nesting, closed": (
@@ -245,9 +245,9 @@ def test_a_call_with_commas_can_be_an_override() -> None:
 @pytest.mark.parametrize(
     ("overrides", "section", "note"),
     [
-        (["task.type=skills"], {"type": "skills"}, "without its alphabet, shortest, longest"),
-        (["task.type=skills", "task.modulus=7"], {"type": "skills", "modulus": 7}, "anew"),
-        (["task.modulus=7", "task.type=skills"], {"type": "skills", "modulus": 7}, "anew"),
+        (["task.type=skills"], {"type": "skills"}, "drops its alphabet, shortest, longest"),
+        (["task.type=skills", "task.modulus=7"], {"type": "skills", "modulus": 7}, "resets"),
+        (["task.modulus=7", "task.type=skills"], {"type": "skills", "modulus": 7}, "resets"),
         (["task.shortest=1", "task.type=skills"], {"type": "skills", "shortest": 1}, "alphabet"),
         (["task.type=reverse"], TASK, ""),
     ],
@@ -265,7 +265,7 @@ def test_an_override_of_a_nested_type_starts_only_the_nested_section_anew() -> N
     pool = {"type": "pool", "teachers": [{"type": "model", "model": "a"}, {"type": "self"}]}
     data = {"teacher": {"type": "privileged", "teacher": {"type": "self", "weights": "ema"}}}
     assert override_all(data, ["teacher.teacher.type=model", "teacher.teacher.model=x"]) == [
-        "teacher.teacher.type=model starts teacher.teacher anew, without its weights"
+        "teacher.teacher.type=model resets teacher.teacher and drops its weights"
     ]
     assert data["teacher"]["teacher"] == {"type": "model", "model": "x"}
     data = {"teacher": pool}
@@ -279,14 +279,14 @@ def test_reading_a_recipe_notes_the_section_that_starts_anew(
     path = write_recipe(NO_MODELS, tmp_path / "r.yaml")
     recipe = load_recipe(path, ["teacher.type=self", "teacher.weights=frozen"])
     assert recipe.teacher.type == "self"
-    assert notes == [f"{path}: teacher.type=self starts teacher anew, without its model"]
+    assert notes == [f"{path}: teacher.type=self resets teacher and drops its model"]
 
 
 @pytest.mark.parametrize(
     "text", ["train.steps", "=3", "", "train..steps=3", ".steps=3", "train.=3"]
 )
 def test_an_override_that_is_none_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"write for example train\.steps=4"):
+    with pytest.raises(RecipeError, match=r"use for example train\.steps=4"):
         override(toy_data(NO_MODELS), text)
 
 
@@ -377,7 +377,7 @@ def test_a_clip_that_pushes_the_teachers_tokens_down_is_named(
         line for line in said if line.startswith("warning: objective.losses[0].clip 'entries'")
     ]
     assert len(lines) == warned
-    assert not warned or "write clip: none" in lines[0]
+    assert not warned or "set clip: none" in lines[0]
 
 
 WORDS = [
@@ -416,7 +416,7 @@ PLACES = [
 
 
 def read_or_refused(read: Callable[[], object]) -> None:
-    """Let a reader give a recipe or refuse the text; any other error fails the test."""
+    """Let a reader return a recipe or refuse the text; any other error fails the test."""
     with contextlib.suppress(RecipeError):
         read()
 
@@ -462,7 +462,7 @@ def test_a_recipe_extends_a_file_beside_it_or_a_packaged_one(tmp_path: Path) -> 
 def test_files_in_overrides_start_at_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both kinds in one command: a task's file and a model's folder."""
+    """Check both kinds in one command: a task's file and a model's folder."""
     folder, here = tmp_path / "recipes", tmp_path / "here"
     for place in (folder, here):
         place.mkdir()

@@ -1,4 +1,4 @@
-"""Every recipe that comes with the package parses, reads back, and runs where it needs nothing but itself."""
+"""Every recipe of the package parses, reads back, and runs if it only needs the package."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_a_recipe_states_its_family_in_its_own_file(name: str) -> None:
 def test_a_recipe_parses_and_reads_back(name: str) -> None:
     recipe = load_recipe(name)
     assert parse_recipe(resolve_recipe(recipe), name) == recipe
-    assert recipe.about, "a recipe says what it is for"
+    assert recipe.about, "a recipe has a text about itself"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -84,7 +84,7 @@ def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: P
 
 @pytest.mark.slow
 def test_the_first_run_of_the_readme_succeeds_in_five_seeds(tmp_path: Path) -> None:
-    """The student comes from below 0.2 to within 0.1 of its teacher."""
+    """The student rises from below 0.2 to within 0.1 of its teacher."""
     for seed in range(5):
         summary = run("smoke/toy", [f"seed={seed}"], out=tmp_path / str(seed)).summary
         before, after, teacher = (

@@ -1,4 +1,4 @@
-"""A recipe's starting values come from the row of the table that its student fits, and from nowhere else."""
+"""A recipe's starting values come from the table row that its student fits, and from nowhere else."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def choose(**student: Any) -> Any:
 
 
 def test_rows_go_from_small_to_large_and_rates_from_high_to_low() -> None:
-    """A larger model never has a higher rate for all weights, and adapters have a higher one."""
+    """Check that a larger model never has a higher rate for all weights, and adapters have a higher one."""
     assert SETTINGS[0].parameters is None and SETTINGS[-1].parameters == math.inf
     sizes = [row.parameters for row in SETTINGS[1:]]
     assert sizes == sorted(sizes, key=lambda size: size or 0.0)

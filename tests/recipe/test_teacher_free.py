@@ -67,8 +67,8 @@ def test_an_arm_and_a_pipeline_take_it_too() -> None:
 
 
 MISTAKES = {
-    "teacher=free(2)": r"teacher=free\(2\): write teacher=free\(0.1, -1\)",
-    "teacher=free(0.1, -1, 3)": r"write teacher=free\(0.1, -1\)",
+    "teacher=free(2)": r"teacher=free\(2\): use teacher=free\(0.1, -1\)",
+    "teacher=free(0.1, -1, 3)": r"use teacher=free\(0.1, -1\)",
 }
 
 

@@ -94,7 +94,7 @@ trainer = GRPOTrainer(
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Convert:
-    """Convert the text of a script in a folder of its own."""
+    """Return a function that converts the text of a script in a separate folder."""
 
     def call(text: str) -> tuple[dict[str, Any], list[str]]:
         script = tmp_path / "train.py"
@@ -193,7 +193,7 @@ def test_grpo_has_the_reward_and_an_anchor(convert: Convert, tmp_path: Path) -> 
         "line 12: GRPOTrainer.reward_funcs = accuracy_reward is no literal",
         "not taken: GRPOConfig.use_vllm = True",
         "not taken: LoraConfig.lora_dropout = 0.1",
-        "loss_type dr_grpo has no name here",
+        "loss_type dr_grpo has no equivalent here",
     ):
         assert any(text in note for note in notes), (text, notes)
     parse_recipe(recipe, "converted")
@@ -209,7 +209,7 @@ def test_distillation_of_trl_is_on_policy(convert: Convert) -> None:
     assert recipe["teacher"]["model"] == "big" and recipe["task"]["name"] == "main"
     assert "source" not in recipe["rollout"] and recipe["objective"]["divergence"] == "reverse_kl"
     assert any("divides both models' logits by temperature 0.7" in note for note in notes)
-    assert any("train.steps: missing; write rows * 3 / 8" in note for note in notes)
+    assert any("train.steps: missing; set rows * 3 / 8" in note for note in notes)
 
 
 MISTAKES = {

@@ -137,7 +137,7 @@ def test_several_teachers_are_a_route_and_verl_drops_the_default_one(
 def test_steps_that_cannot_be_counted_are_asked_for(tmp_path: Path, overrides: list[str]) -> None:
     recipe, notes = convert(tmp_path, [*overrides, "data.train_files=~/none/train.parquet"])
     assert "steps" not in recipe["train"] and recipe["task"]["path"] == "~/none/train.parquet"
-    assert any(note.startswith("train.steps: missing; write rows * 3 // 4") for note in notes)
+    assert any(note.startswith("train.steps: missing; set rows * 3 // 4") for note in notes)
     recipe, _ = convert(tmp_path, [*overrides, "trainer.total_training_steps=7"])
     assert recipe["train"]["steps"] == 7
 

@@ -48,7 +48,7 @@ def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> J
     return JsonRequest("/v1/completions", body, f"completion {number}", seconds, largest)
 
 
-# What passes and what does not.
+# Requests that pass and requests that do not.
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_an_answer_that_is_never_json_is_asked_twice(stub: Stub, body: bytes) ->
     stub.script = [raw(body)] * 3
     with pytest.raises(
         TeacherError,
-        match=r"/v1/completions: completion 0 failed 2 times .* not JSON .*look at what the address is",
+        match=r"/v1/completions: completion 0 failed 2 times .* not JSON .*check the address",
     ):
         client(stub).ask(question())
     assert len(stub.asked) == 2

@@ -174,8 +174,8 @@ EXPECTED = {
         ),
     },
     "TOO FEW PROMPTS": {
-        # Three of four prompts became wrong: Tango's interval contains zero, and so few tokens
-        # give a divergence that may be luck. The reasons say that both point to worse.
+        # Three of four prompts became wrong: Tango's interval contains zero, and with so few tokens
+        # the divergence may be luck. The reasons state that both point to worse.
         "four capitals": (
             summarize(4, (1.0, 0.25), (-0.95, 0.04), kl=(0.445, 0.652)), DIVERGENCE
         ),

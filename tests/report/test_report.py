@@ -1,4 +1,4 @@
-"""The report: one page that loads nothing, obeys no text, and shows what the run says about itself."""
+"""The report: one page that loads nothing, executes no text, and shows the data of the run."""
 
 import base64
 import hashlib
@@ -34,7 +34,7 @@ def page_of(folder: Path) -> str:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """The numbers under the page."""
+    """Return the numbers under the page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
@@ -108,7 +108,7 @@ def test_the_page_has_the_numbers_of_the_summary(rich: Path) -> None:
     for when in ("before", "after"):
         assert f"{summary[when]['reverse_kl']:.3g}" in page
         assert f"{summary[when]['accuracy']['mean']:.2f}" in page
-    assert f"{summary['tokens']:,} learned from" in page and "single seed" in page
+    assert f"{summary['tokens']:,} supervised" in page and "single seed" in page
 
 
 @pytest.mark.parametrize("signal", ["sampled", "full", "topk(4)"])
@@ -220,8 +220,7 @@ def test_a_teacher_of_sampled_tokens_shows_what_there_is(models: Path, tmp_path:
     data = data_of(page)["heat"]
     assert "divergence" not in [quantity["key"] for quantity in data["quantities"]]
     assert (
-        data["quantities"][0]["key"] in ("student_entropy", "gap")
-        and "Where the log-ratio sits" in page
+        data["quantities"][0]["key"] in ("student_entropy", "gap") and "Log-ratio by token" in page
     )
     assert data["views"][0]["sides"] == {}
 
@@ -411,9 +410,9 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
     assert lines == [
         ("used as training prompts", "90", "90.0 %"), ("too long", "7", "7.0 %"), ("rejected: id", "2", "2.0 %"),
         ("rejected: not JSON", "1", "1.0 %"), ("<b>together</b>", "<b>100</b>", "<b>100 %</b>"),
-        ("learned from", "35", "35.0 %"), ("in updates that were skipped", "20", "20.0 %"),
+        ("supervised", "35", "35.0 %"), ("in updates that were skipped", "20", "20.0 %"),
         ("left out by filters, weights or advantages", "35", "35.0 %"),
-        ("masked: not learned from", "10", "10.0 %"), ("<b>together</b>", "<b>100</b>", "<b>100 %</b>"),
+        ("masked: not supervised", "10", "10.0 %"), ("<b>together</b>", "<b>100</b>", "<b>100 %</b>"),
         ("steps taken", "2", "50.0 %"), ("steps skipped: loss or gradient not finite", "1", "25.0 %"),
         ("steps skipped: no token to learn from", "1", "25.0 %"), ("<b>together</b>", "<b>4</b>", "<b>100 %</b>"),
     ]  # fmt: skip
@@ -442,7 +441,7 @@ def test_what_was_foretold_is_held_against_the_outcome(
 
 
 def test_a_gain_on_few_prompts_has_no_interval_on_the_page(rich: Path) -> None:
-    """A gain over two prompts read [1.00, 1.00], and then "the student is better"."""
+    """Check the text: a gain over two prompts read [1.00, 1.00], and then "the student is better"."""
     run = read_run(rich)
     gain = {"mean": 1.0, "low": 1.0, "high": 1.0}
     before = {**run.summary["before"], "prompts": 2}
@@ -485,7 +484,7 @@ def test_the_verdict_is_the_first_line_of_the_page(rich: Path) -> None:
 
 
 def test_a_reward_between_0_and_1_is_a_number(rich: Path) -> None:
-    """A reward of 0.8 was shown in red as wrong."""
+    """Check colours: a reward of 0.8 was shown in red as wrong."""
     run = read_run(rich)
     trace = {**run.after["traces"][0], "reward": 0.8}
     samples = [{**run.summary["samples"][0], "reward_before": 0.25, "reward_after": 0.8}]
@@ -505,7 +504,7 @@ def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Pa
     shutil.copytree(rich, tmp_path / "toy")
     shutil.move(tmp_path / "toy" / "doctor.json", tmp_path / "toy.doctor.json")
     found = build_page_parts(read_run(tmp_path / "toy")).html["doctor"]
-    assert "<b>GO</b> was foretold (nothing stands in the way)" in found
+    assert "<b>GO</b> was predicted (no check found a problem)" in found
     assert "-1.2 [-1.5, -0.9]" in found and "<code>student.stop=[2]</code>" in found
     edit(
         tmp_path / "toy.doctor.json",

@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, answers to pointer, finger and keyboard, and leads nowhere.
+"""The page in a real browser: it draws, responds to pointer, finger and keyboard, and loads nothing else.
 
 Needs a Chromium on the machine and Playwright for Python; without either the tests are skipped.
 """
@@ -89,7 +89,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Opened:
-    """A page in a browser of its own, with what it said and asked for."""
+    """A page in a separate browser, with its messages and requests."""
 
     def __init__(self, browser: Browser, address: str, **settings: Any) -> None:
         settings = {"viewport": {"width": 1280, "height": 900}, **settings}
@@ -158,7 +158,7 @@ def test_the_heat_map_answers_to_pointer_click_and_keys(browser: Browser, rich: 
         assert detail.locator(".student li").count() == detail.locator(".teacher li").count() == 5
         tokens.nth(0).click()
         tokens.nth(1).hover()
-        expect(detail).to_contain_text("token 1 of")  # a click stays until the next
+        expect(detail).to_contain_text("token 1 of")  # a click stays until the next click
         tokens.nth(0).click()
         tokens.nth(1).hover()
         expect(detail).to_contain_text("token 2 of")
@@ -275,7 +275,7 @@ def test_without_javascript_the_page_still_reads(browser: Browser, rich: Path) -
 
 @pytest.fixture
 def watched(finished: Path, tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A run that has not finished a step yet, and the address of its live page."""
+    """Serve a run that has not finished a step yet, and return the address of its live page."""
     folder = copied(finished, tmp_path / "toy")
     for name in ("summary.json", "after.json", "report.html"):
         (folder / name).unlink()

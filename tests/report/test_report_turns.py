@@ -69,7 +69,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> RunData:
 
 
 def rewrite(run: RunData, turns: list[dict[str, Any]]) -> RunData:
-    """The run with one conversation of these turns, three tokens each."""
+    """Write the run with one conversation of these turns, three tokens each."""
     row = dict(run.rollouts[0]) | {"turns": turns, "source": "student"}
     count = sum(turn["tokens"] for turn in turns)
     for column in ("teacher_logprobs", "divergence"):

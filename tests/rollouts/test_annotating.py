@@ -1,4 +1,4 @@
-"""Notes: what each kind says, of whom, from which seed; that they are data; and that a resume keeps them."""
+"""Notes: the content of each kind, the answers they are about, their seeds; notes are data; and a resume keeps them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ from practicum.types import (
     Turn,
 )
 
-# --- What the kinds say ---
+# --- The content of each kind ---
 
 
 def test_feedback_is_the_environments_else_the_tasks() -> None:
@@ -63,12 +63,12 @@ def test_the_next_state_is_what_was_answered_to_the_turns_and_to_the_last_one() 
     assert write_notes(next_state, rollouts, turns="last") == ["no", "thanks", None]
 
 
-# --- What a model writes ---
+# --- Notes that a model writes ---
 
 
 @dataclass
 class Scribe(Teacher):
-    """Writes the same words to everything, or refuses."""
+    """Writes the same words for every request, or refuses."""
 
     words: str = "so"
     refuses: bool = False
@@ -171,7 +171,7 @@ def test_of_several_drafts_the_longest_stays(parts: RunComponents) -> None:
 def test_the_experience_is_a_fold_over_the_answers_of_all_steps(
     parts: RunComponents, steps: list[list[tuple[str, bool]]], only: Any
 ) -> None:
-    """Where a step ends does not matter, nor does a resume, nor who asks in between without learning from it."""
+    """The end of a step does not matter, nor does a resume, nor a caller that asks in between without learning from it."""
 
     class Appender(Scribe):
         def sample(self, requests: Any, params: SamplingParams) -> list[Sample]:
@@ -224,7 +224,7 @@ def test_the_student_writes_words_and_no_control_tokens(parts: RunComponents) ->
 
 
 def test_a_note_is_text_to_whoever_reads_it(parts: RunComponents) -> None:
-    """A stop token's name in a note is encoded as its letters, and braces are no placeholder."""
+    """A stop token's name in a note is encoded as letters, and braces are no placeholder."""
     renderer = parts.parts.renderer
     stop = renderer.decode_token(renderer.final_stop_id)
     sees = parse_recipe({**_data(), "teacher": SEES_HINT}, "toy").teacher
@@ -249,7 +249,7 @@ def _data() -> dict[str, Any]:
 
 
 class Silent(Note):
-    """Says one thing too few."""
+    """Returns one result too few."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
         return [None] * (len(rollouts) - 1)

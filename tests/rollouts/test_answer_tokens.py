@@ -1,4 +1,4 @@
-"""Laws of stretches of tokens: what is cut and put together again is what it was."""
+"""Laws of token ranges: cutting and joining gives the original."""
 
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conversations with an environment: whose tokens are whose, where they end, that none depends on another, and in whole runs."""
+"""Conversations with an environment: the author of each token, where they end, independence, and whole runs."""
 
 import json
 import math
@@ -62,11 +62,11 @@ STOP = TOKENIZER.eos_token_id
 PROMPTS = [Prompt(letter, (Message("user", letter),)) for letter in "abc"]
 PARAMS = SamplingParams(30, stop_ids=RENDERER.stop_ids)
 BLANK = 4
-"""Tokens of `<user>`, two letters and `<assistant>`."""
+"""Encodes a question as the tokens of `<user>`, two letters and `<assistant>`."""
 
 
 class Echo(Task):
-    """Asks three times, each time with the last letter that was said, twice."""
+    """Asks three times, each time with the last letter of the answer, twice."""
 
     def train_prompts(self) -> list[Prompt]:
         return PROMPTS
@@ -84,7 +84,7 @@ class Echo(Task):
 
 
 class Parrot(SamplingClient):
-    """Says `turns` in order, by how often it was answered before; what its log-probabilities are tells the call."""
+    """Replies with `turns` in order, by the number of earlier replies; its log-probabilities identify the call."""
 
     def __init__(self, *turns: str) -> None:
         self.turns = turns
@@ -116,7 +116,7 @@ class Parrot(SamplingClient):
 
 
 class Dice(Parrot):
-    """Says what its seed draws."""
+    """Replies with a draw from its seed."""
 
     def _one(self, request: SampleRequest, params: SamplingParams) -> Sample:
         draw, tokens = random.Random(request.seed), []
@@ -229,7 +229,7 @@ def test_what_is_said_in_one_does_not_depend_on_the_others(limit):
 
 
 class Listener(Episode):
-    """Answers with how often it was spoken to; what `faults` says of a turn is raised in it."""
+    """Replies with the number of messages received; raises the exception that `faults` lists for a turn."""
 
     def __init__(
         self, prompt: Prompt, seed: int, faults: dict[int, Exception], closed: list[str]
@@ -257,7 +257,7 @@ class Listener(Episode):
 
 
 class Listeners(Echo):
-    """An environment whose conversations about some prompts fail."""
+    """An environment that fails in the conversations of some prompts."""
 
     def __init__(self, **faults: dict[int, Exception]) -> None:
         self.faults, self.closed, self.opened = faults, [], []
@@ -467,7 +467,7 @@ def test_the_teacher_speaks_the_first_turns_and_the_student_goes_on(built: RunCo
             for _ in range(turn.tokens)
         ]
         assert authors == whose and rollout.source == "student"
-        # The last turn alone is learned, and the walk is the one of all its turns.
+        # Only the last turn is learned, and the walk covers all turns of the conversation.
         learned = [author == "student" for author in authors]
         assert rollout.loss_mask.tolist() == learned and any(learned)
         assert rollout.policy_logprobs.isfinite().tolist() == learned
@@ -489,7 +489,7 @@ def test_the_teacher_speaks_the_first_turns_and_the_student_goes_on(built: RunCo
 
 
 def _speakers(turns: Sequence[Turn]) -> list[str]:
-    """Who speaks each turn if the teacher opens with two."""
+    """Return the author of each turn if the teacher writes the first two."""
     speakers = iter(["teacher", "teacher", "student"])
     return [next(speakers) if turn.role == "assistant" else "environment" for turn in turns]
 
@@ -516,7 +516,7 @@ def test_a_source_that_cannot_converse_is_refused_in_one_line(
 
 
 class Deaf(ExpertTeacher):
-    """A teacher that answers messages alone, as behind a chat server."""
+    """A teacher that only answers messages, as behind a chat server."""
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         return replace(super().bind_prompt(prompt), accepts_tokens=False)

@@ -1,4 +1,4 @@
-"""Environments side by side: nobody waits for a slow one, nothing hangs, and the results are those of one after another."""
+"""Concurrent environments: no conversation waits for a slow one, nothing hangs, and results equal a sequential run."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ TURNS = 3
 
 
 class Talker(SamplingClient):
-    """Says a letter and stops; notes the sizes of its batches."""
+    """Writes a letter and stops; records the sizes of its batches."""
 
     def __init__(self):
         self.batches = []
@@ -116,7 +116,7 @@ def test_results_are_those_of_one_after_another(pace):
 
 
 def test_a_slow_environment_holds_no_fast_one():
-    """The slow one goes on only when the last of the others is through: together this would never end."""
+    """The slow conversation continues only when all fast ones have ended: in one batch this would never end."""
     world = World(slow="a")
     found, _ = talk(world, Pace(16, together=False))
     assert [c.sample.stop_reason for c in found] == 6 * ["stop"]
@@ -127,7 +127,7 @@ def test_a_slow_environment_holds_no_fast_one():
 def test_a_deadline_ends_its_own_conversation(together):
     world = World(stuck="c")
     began = time.monotonic()
-    # One permit less than calls: the one that hangs must give its own back.
+    # One permit less than calls: the hanging call must return its permit.
     found, _ = talk(world, Pace(2, 0.5, together))
     assert time.monotonic() - began < 15
     assert [c.sample.stop_reason for c in found] == 2 * ["stop"] + ["timeout"] + 3 * ["stop"]
@@ -171,5 +171,5 @@ def test_a_recipe_says_how_environments_are_asked():
     episodes = {"at_once": 8, "seconds": 30, "together": False}
     config = RolloutConfig.model_validate({"episodes": episodes})
     assert config.build_sampling_params(frozenset()).pace == Pace(8, 30.0, False)
-    with pytest.raises(ValidationError, match="write at_once: 16"):
+    with pytest.raises(ValidationError, match="set at_once: 16"):
         RolloutConfig.model_validate({"episodes": {"together": False}})

@@ -1,4 +1,4 @@
-"""Prompts of a step are a function of (seed, step); every completion has a random stream of its own."""
+"""Prompts of a step are a function of (seed, step); every completion has a separate random stream."""
 
 import itertools
 from dataclasses import dataclass, field, replace
@@ -49,7 +49,7 @@ def test_no_name_can_pass_for_two():
 
 
 def test_seeds_stay_what_they_are():
-    """A saved run is resumed with the seeds of the version that began it."""
+    """Check that a saved run is resumed with the seeds of the version that began it."""
     assert seed_of(0, "rollout", 1, "p0", 0) == 478911940246625988
 
 
@@ -77,7 +77,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 @dataclass
 class Scripted(SamplingClient):
-    """Answers each request with the letter a, as often as the seed's last digit says, and the stop token."""
+    """Answers each request with the letter a, repeated by the seed's last digit, and the stop token."""
 
     asked: list[SampleRequest] = field(default_factory=list)
 
@@ -153,7 +153,7 @@ def test_streams_steps_and_seeds_draw_differently(renderer):
 
 
 class Length(Task):
-    """Rewards the length of an answer; prompts without an answer get none."""
+    """Rewards the length of an answer; prompts without an answer get no reward."""
 
     def train_prompts(self):
         return PROMPTS

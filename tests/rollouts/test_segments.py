@@ -1,4 +1,4 @@
-"""Long answers go on in a later step: the same tokens as in one piece, each with its own policy."""
+"""Long answers continue in a later step: the tokens equal an uninterrupted answer, each with its own policy."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_without_a_limit_everything_is_as_without_segments(models, tmp_path):
 
 
 def test_a_student_that_does_not_change_writes_the_tokens_of_answers_in_one_piece(models, tmp_path):
-    # The live self is its own teacher, so nothing is learned.
+    # The current student is its own teacher, so nothing is learned.
     frozen = {**IN_SEGMENTS, "teacher": {"type": "self", "weights": "live"}}
     toy_run(models, tmp_path / "pieces", frozen)
     toy_run(models, tmp_path / "whole", {**frozen, "rollout.segment_tokens": None})
@@ -93,7 +93,7 @@ def test_each_token_has_the_log_probability_of_the_policy_that_sampled_it(whole)
         mine = ages[row["step"]]
         assert row["token_age"] == pytest.approx(sum(mine) / len(mine))
         assert row["tokens_carried"] == pytest.approx(sum(age > 0 for age in mine) / len(mine))
-    # Every answer that was begun is trained on or waits.
+    # Every started answer is trained on or waits.
     assert len(answers) + metrics[-1]["answers_open"] == 4 * 6 * 2
     assert metrics[-1]["tokens_carried"] > 0 < metrics[-1]["answers_open"]
 
@@ -104,11 +104,11 @@ def test_a_resumed_run_writes_the_same_bytes(models, whole, tmp_path):
     assert_same_run(tmp_path / "toy", whole)
 
 
-# Which answers go on
+# Which answers continue
 
 
 class Letters:
-    """Prompts of one token."""
+    """Renders prompts of one token."""
 
     opens_thoughts = False
 
@@ -120,7 +120,7 @@ class Letters:
 
 
 class Counting(SamplingClient):
-    """Answers a prompt `x` with as many tokens as `lengths[x]`, and remembers the requests."""
+    """Answers each prompt `x` with `lengths[x]` tokens and records the requests."""
 
     def __init__(self, **lengths: int) -> None:
         self.lengths, self.requests = lengths, []
@@ -150,7 +150,7 @@ def test_a_prompt_is_trained_on_once_all_of_its_answers_have_ended():
     segments, client = Segments(2), Counting(a=5, b=1, c=2)
     assert take_step(segments, client, 1, "a", "b") == ["b1"]
     assert take_step(segments, client, 2, "c") == ["c2"]
-    # The later answer to the same prompt is another group, and waits until it ends.
+    # The later answer to the same prompt is a separate group, and waits until it ends.
     assert take_step(segments, client, 3, "a") == ["a5"]
     assert take_step(segments, client, 4, "b") == ["b1"]
     assert [len(answer.tokens) for answer in segments.waiting] == [4]
@@ -162,7 +162,7 @@ def test_a_prompt_is_trained_on_once_all_of_its_answers_have_ended():
 
 def test_two_groups_of_one_prompt_do_not_meet_and_a_step_never_stays_empty():
     segments, client = Segments(2), Counting(a=7, b=3)
-    # Nothing ends within two tokens, so the step goes on.
+    # No answer ends within two tokens, so the step continues.
     assert take_step(segments, client, 1, "a", "b") == ["b3"]
     assert [len(answer.tokens) for answer in segments.waiting] == [4]
     client.lengths["a"] = 6
@@ -202,9 +202,9 @@ def test_a_damaged_state_is_named():
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"rollout.source": "teacher"}, "only the student's own answers go on"),
-        ({"rollout.max_staleness": 1}, "segment_tokens goes on with the newest weights"),
-        ({"task": {"type": "walker"}}, "a conversation does not go on in a later step"),
+        ({"rollout.source": "teacher"}, "only the student's own answers continue"),
+        ({"rollout.max_staleness": 1}, "segment_tokens continues answers with the newest weights"),
+        ({"task": {"type": "walker"}}, "a conversation does not continue in a later step"),
     ],
 )
 def test_what_cannot_go_on_is_refused(models, tmp_path, changes, error):

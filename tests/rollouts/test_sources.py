@@ -1,4 +1,4 @@
-"""Every source of rollouts: who wrote which tokens, under which log-probabilities, and what each source is the limit of."""
+"""Every source of rollouts: the author of each token, its log-probabilities, and the limit cases of each source."""
 
 import math
 from collections import deque
@@ -79,7 +79,7 @@ Write = Callable[..., list[Rollout]]
 
 @pytest.fixture
 def write(built: RunComponents) -> Write:
-    """Writes a batch of seven prompts, one of them twice, from a source."""
+    """Write a batch of seven prompts, one of them twice, from a source."""
 
     def written(
         source: str,
@@ -115,7 +115,7 @@ def write(built: RunComponents) -> Write:
 
 
 def assert_equal(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
-    """The same rollouts, bit for bit."""
+    """Assert that rollouts are equal, bit for bit."""
     assert len(one) == len(other)
     for mine, theirs in zip(one, other, strict=True):
         same = (
@@ -303,7 +303,7 @@ def test_several_are_joined_in_the_order_in_which_they_are_named(
 def test_the_reference_writes_what_the_student_once_would_have(
     built: RunComponents, write: Write
 ) -> None:
-    """The frozen self is the student here, under another stream of random numbers."""
+    """The frozen self is the student here, with another stream of random numbers."""
     written, own = write("reference", temperature=1e-3), write("student", temperature=1e-3)
     for rollout, mine in zip(written, own, strict=True):
         assert rollout.source == "reference" and rollout.loss_mask.all()
@@ -594,7 +594,7 @@ def test_a_run_learns_from_every_source_and_says_who_wrote(
 def test_a_student_that_sees_more_writes_for_itself(
     models: Path, tmp_path: Path, source: str
 ) -> None:
-    """Context distillation (2209.15189): the teacher writes after its own prompt, and the student learns after the plain one."""
+    """Check context distillation (2209.15189): the teacher writes after its own prompt, the student learns after the plain one."""
     shown = {
         "type": "privileged",
         "teacher": {"type": "self", "weights": "ema", "rate": 0.3},
@@ -627,7 +627,7 @@ def request_of(rollout: Rollout, voice: PromptedClient) -> SampleRequest:
 
 
 class Remote(SamplingClient):
-    """A client that samples and scores and is not read token by token."""
+    """A client that samples and scores, without access token by token."""
 
     capabilities = Capabilities(frozenset())
 
@@ -639,7 +639,7 @@ class Remote(SamplingClient):
 
 
 class Choir(ClientTeacher):
-    """A teacher with two voices, by the first letter of the prompt; without a second one it writes nothing at all."""
+    """A teacher with two models, by the first letter of the prompt; without a second one it writes nothing."""
 
     def __init__(self, built: RunComponents, second: SamplingClient | None) -> None:
         voice = built.parts.teacher.bind_prompt(built.parts.prompts[0])

@@ -1,4 +1,4 @@
-"""Rollouts come back from rollouts.jsonl bit for bit: after a kill, and in another run."""
+"""Rollouts are restored from rollouts.jsonl bit for bit: after a kill, and in another run."""
 
 import json
 import math
@@ -242,7 +242,7 @@ def test_a_cache_replays_an_earlier_run_token_for_token(
 def test_a_tape_stands_in_for_sampler_and_teacher(
     models: Path, finished: Path, tmp_path: Path
 ) -> None:
-    """Lightning OPD (2604.13010): nothing is sampled and no teacher is loaded."""
+    """Check Lightning OPD (2604.13010): nothing is sampled and no teacher is loaded."""
     tape = finished / "rollouts.jsonl"
     changes = {
         "rollout.source": f"cache({tape})",

@@ -1,4 +1,4 @@
-"""Conversations with tools: what is called is answered and counted, whatever the model writes, and none of it is trained on."""
+"""Conversations with tools: every call is answered and counted, for any text of the model, and no result is trained on."""
 
 import json
 import threading
@@ -63,7 +63,7 @@ def call(name: str, **arguments: Any) -> str:
 
 @dataclass
 class Box(ToolSession):
-    """Three tools of which one answers; every session that is opened is closed."""
+    """Three tools, where only one answers; every opened session is closed."""
 
     turns: int = 5
     bad_calls: int = 3
@@ -108,7 +108,7 @@ class Question(Task):
 
 
 class Parrot(CharacterParrot):
-    """Says its turns in order."""
+    """Writes its turns in order."""
 
     def _one(self, request: Any, params: SamplingParams) -> Sample:
         begins = TOKENIZER.convert_tokens_to_ids("<assistant>")
@@ -172,7 +172,7 @@ def test_a_call_without_a_result_is_an_observation(
 def test_too_many_bad_calls_end_it() -> None:
     held = hold(*['{"name": 3}'] * 3)
     assert held.sample.stop_reason == "bad_calls" and len(record(held)) == 3
-    assert held.turns[-1].role == "assistant", "nobody reads what stands after the end"
+    assert held.turns[-1].role == "assistant", "turns after the end are never read"
 
 
 def test_bad_calls_are_bounded_within_a_turn() -> None:
@@ -372,7 +372,7 @@ def test_only_a_last_turn_without_a_call_is_an_answer() -> None:
 
 @dataclass
 class Separate(Box):
-    """`echo` and `slow` share nothing: each waits until the other is called; `break` comes after `echo`."""
+    """`echo` and `slow` share nothing: each waits until both are called; `break` comes after `echo`."""
 
     meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=10))
 
@@ -390,7 +390,7 @@ class Separate(Box):
 
 
 def test_calls_to_tools_that_share_nothing_are_made_side_by_side() -> None:
-    """One after another, the first would wait for ever; what shares a process keeps its order."""
+    """In sequence, the first would wait for ever; parts of one process keep their order."""
     box = Separate()
     episode = ToolEpisode(Question(box), box, RENDERER, PROMPT, 0)
     calls = [ToolCall(name, {}) for name in ("echo", "break", "none", "slow")]

@@ -1,4 +1,4 @@
-"""Users speak with the student while it learns: their turns become rollouts, and are never lost."""
+"""Users talk to the student while it learns: their turns become rollouts, and are never lost."""
 
 import json
 import socket
@@ -60,7 +60,7 @@ class Words:
 
 
 class Parrot(SamplingClient):
-    """Samples the number of its call, and shows what it was asked."""
+    """Samples the number of its call, and stores the request."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -76,7 +76,7 @@ class Parrot(SamplingClient):
 
 
 class Users:
-    """Users of a script: each request is answered before the next one comes."""
+    """Scripted users: each request is answered before the next one arrives."""
 
     patience = 0.0
 
@@ -95,14 +95,14 @@ class Users:
 
 
 def ask(*texts: str) -> tuple[Message, ...]:
-    """A conversation with the user's turns at even places."""
+    """Return a conversation with the user's turns at even positions."""
     return tuple(
         Message("assistant" if place % 2 else "user", text) for place, text in enumerate(texts)
     )
 
 
 def go_on(number: int, text: str) -> Any:
-    """Go on from the answer to an earlier request, as a client does."""
+    """Continue from the answer to an earlier request, as a client does."""
 
     def speak(asked: list[TurnRequest]) -> tuple[Message, ...]:
         turn = asked[number].answers.get_nowait()
@@ -137,7 +137,7 @@ def test_what_the_user_says_next_is_the_note_of_the_turn_and_tokens_stay_as_samp
     assert rollout.prompt.messages == ask("ab") and rollout.policy_version == 0
     assert rollout.sampling_logprobs.tolist() == [-0.5, -0.25, -0.125]
     assert rollout.policy_logprobs.tolist() == [-1.0, -0.5, -0.25]
-    # The second turn begins with the very tokens of the first, although the client sent a blank.
+    # The second turn begins with the exact tokens of the first, although the client sent a blank.
     (second,) = collect(traffic, client, 2)
     begin = (*rollout.prompt_tokens, *rollout.tokens.tolist())
     assert second.prompt_tokens == (*begin, *Words().render(ask("no")))
@@ -154,7 +154,7 @@ def test_rows_alone_decide_what_a_step_learns_from():
     traffic, written = make_traffic(Users(*script))
     steps = [collect(traffic, Parrot(), step, 2) for step in (1, 2)]
     for known in range(len(written) + 1):
-        # A run that was killed after some rows: the users say the rest to it.
+        # Simulate a run that was killed after some rows: the users send the remaining turns to it.
         users = Users(*(tuple(row.list_messages()) for row in written[known:]))
         resumed, more = make_traffic(users, written[:known])
         again = [collect(resumed, Parrot(), step, 2) for step in (1, 2)]
@@ -248,7 +248,7 @@ def test_a_run_learns_from_users_is_resumed_and_read_again_with_the_same_bytes(m
 
 
 def test_users_are_answered_while_an_update_is_computed(models, tmp_path, monkeypatch):
-    """With rollouts ahead a copy of the weights answers: the first update ends after an answer that it waited for."""
+    """With rollouts ahead a copy of the weights answers: the first update waits for an answer and ends after it."""
     port = free_port()
     answered: list[str] = []
     has_begun, is_answered = threading.Event(), threading.Event()
@@ -256,7 +256,7 @@ def test_users_are_answered_while_an_update_is_computed(models, tmp_path, monkey
     def update(step: int, *arguments: Any) -> Any:
         if step == 1:
             has_begun.set()
-            assert is_answered.wait(60), "nobody is answered before the update ends"
+            assert is_answered.wait(60), "no user is answered before the update ends"
         return update_student(step, *arguments)
 
     def speak() -> None:
@@ -285,7 +285,7 @@ def test_users_are_answered_while_an_update_is_computed(models, tmp_path, monkey
     for name in ("metrics.jsonl", "rollouts.jsonl", "traffic.jsonl"):
         again = (tmp_path / "again" / "toy" / name).read_bytes()
         assert again == (tmp_path / "toy" / name).read_bytes(), name
-    # Killed with the second step in flight, whose turns are no prompts of the task.
+    # Killed with the second step in flight; its turns are not prompts of the task.
     killed = tmp_path / "killed"
     saved = {**replayed, "train.checkpoint_every": 1}
     assert forked(lambda: toy_run(models, killed, saved), {"PRACTICUM_FAULT": "update:2"}) == 137
@@ -430,5 +430,5 @@ def test_a_recipe_is_served_at_an_address_and_goes_on_there(models, tmp_path):
     user.join(20)
     traffic = rows(tmp_path / "out" / "chat" / "traffic.jsonl")
     assert [row["text"] for row in traffic] == said and len(said) == 3
-    # Nothing is left to do, so nobody is waited for.
+    # Nothing remains to do, so the run waits for no user.
     serve_recipe(options)

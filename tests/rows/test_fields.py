@@ -27,7 +27,7 @@ def answer(**keys: Any) -> dict[str, Any]:
 
 
 def call(identity: str | None = None, arguments: Any = None) -> dict[str, Any]:
-    """A call as OpenAI writes it, with its arguments as a text."""
+    """Return a call in OpenAI's format, with its arguments as a text."""
     function = {"name": "add", "arguments": json.dumps(arguments or {"a": 2, "b": 3})}
     return {"type": "function", **({"id": identity} if identity else {}), "function": function}
 
@@ -390,7 +390,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_a_row_that_would_teach_something_else_is_refused(
     folder: Folder, row: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(DataError, match=f"none of its 1 rows can be used; row 1 is .*{reason}"):
+    with pytest.raises(DataError, match=f"all of its 1 rows are unusable; row 1 is .*{reason}"):
         read_one(folder, row)
 
 

@@ -1,4 +1,4 @@
-"""Files as their own tools write them are read, or refused with the line to write."""
+"""Files in the formats of other tools are read, or refused with the line to write."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ def test_rows_of_gsm8k_are_refused_with_the_line_to_write(folder: Folder) -> Non
     with pytest.raises(DataError) as refusal:
         folder.task(verifier="number")
     text = str(refusal.value)
-    assert "none of its 12 rows can be used; row 1 is" in text
+    assert "all of its 12 rows are unusable; row 1 is" in text
     assert text.endswith("write columns: {prompt: question} in the task")
     assert text.count("give either prompt") == 1 and "max_rejected" not in text
 
@@ -318,12 +318,14 @@ def test_several_files_are_read_in_order(folder: Folder) -> None:
     write_lines(folder, [{"prompt": "a"}, {"prompt": "b"}], "one.jsonl")
     (folder.path / "two.csv").write_text("question\nc\n")
     write_lines(folder, [{"id": "train-1", "prompt": "d"}], "three.jsonl")
-    with pytest.raises(DataError, match=r"two.csv: none.*write columns: \{prompt: question\}"):
+    with pytest.raises(
+        DataError, match=r"two.csv: all of its .*write columns: \{prompt: question\}"
+    ):
         folder.task(path=["one.jsonl", "two.csv"])
     (folder.path / "two.csv").write_text("prompt\nc\n")
     prompts = folder.task(path=["one.jsonl", "two.csv"]).train_prompts()
     assert [prompt.id for prompt in prompts] == ["train-1", "train-2", "train-2-1"]
-    with pytest.raises(DataError, match=r"three.jsonl: none.*id 'train-1' was used before"):
+    with pytest.raises(DataError, match=r"three.jsonl: all of its .*id 'train-1' was used before"):
         folder.task(path=["one.jsonl", "three.jsonl"])
 
 

@@ -1,4 +1,4 @@
-"""The best step of a run: the rule over random scores, and what can never be the best."""
+"""The best step of a run: the rule over random scores, and steps that can never be the best."""
 
 import math
 from typing import Any

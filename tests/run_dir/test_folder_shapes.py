@@ -95,7 +95,7 @@ def write(path: Path, content: Any, original: bytes) -> None:
 
 
 def walk(content: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield every place with its content; of a list, only the first entry."""
+    """Yield every path with its content; of a list, only the first entry."""
     yield place, content
     if isinstance(content, dict):
         for key, part in content.items():
@@ -111,7 +111,7 @@ def follow(content: Any, place: Place) -> Any:
 
 
 def change(content: Any, place: Place, *value: Any) -> Any:
-    """Return a copy with another value at a place, or without the place."""
+    """Return a copy with another value at a path, or without the path."""
     copy = json.loads(json.dumps(content))
     if value:
         follow(copy, place[:-1])[place[-1]] = value[0]
@@ -160,7 +160,7 @@ def test_further_keys_at_every_level_are_left_out(finished: Path, name: str) -> 
     original = path.read_bytes()
     content = load(original, name)
     before = read(path, shape)
-    # Maps of names have no further keys, and unknown settings of a recipe are refused by intent.
+    # Maps of names have no further keys, and unknown settings of a recipe are refused on purpose.
     maps = {"identity", "by_domain", "cost", "versions", "alarms", "lost_rows", "set", "scaling"}
     maps |= {"recipe", "notes", "judgements"}
     wider = json.loads(json.dumps(content))

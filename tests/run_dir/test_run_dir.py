@@ -51,7 +51,7 @@ from practicum.run_dir.differences import find_changes, find_recipe_differences
 from practicum.run_dir.files import remove
 from practicum.run_dir.folder import RUN_FILES
 
-# A process that imports once, then runs each snippet of code it is sent in a fork and answers with the wait status.
+# A process that imports once, then forks to run each snippet of code and answers with the wait status.
 NURSERY = """
 import json, os, sys, traceback
 import torch
@@ -81,7 +81,7 @@ Child = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    """Run code in a fresh process; its exit code, or minus the signal that killed it."""
+    """Run code in a fresh process; return its exit code, or minus the signal that killed it."""
     with subprocess.Popen(
         [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as nursery:
@@ -194,7 +194,7 @@ def test_links_in_place_of_a_runs_folders_are_refused(tmp_path: Path) -> None:
 def test_a_folder_with_a_run_is_not_used_again(run_dir: RunDir) -> None:
     root, message = (
         run_dir.path.parent,
-        r"toy already holds a run; write resume=True to continue it, overwrite=True to replace it, or out=",
+        r"toy already holds a run; use resume=True to continue it, overwrite=True to replace it, or out=",
     )
     assert RunDir.create(root, "toy").path == run_dir.path
     run_dir.metrics_jsonl.write_text('{"step": 1}\n')
@@ -331,7 +331,7 @@ def test_b8_of_two_runs_started_at_once_exactly_one_proceeds(tmp_path: Path, chi
         codes = sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
         sys.exit(0 if codes[0] == 0 and codes[1] in (2, 8) else 1)
     """
-    # The last ones: the first run is over before the second has the lock, or even before it starts.
+    # The last events: the first run is over before the second has the lock, or even before it starts.
     for trial, (delay, hold) in enumerate(
         [(0, 0.2), (0.001, 0.2), (0.1, 0.2), (0, 0), (0.002, 0), (0.01, 0)]
     ):
@@ -615,7 +615,7 @@ def test_a5_what_was_never_finished_is_ignored_and_cleaned_at_the_next_save(
     assert find_checkpoint(run_dir) == (None, [])
     (run_dir.checkpoints / "step-20").mkdir()
     save(run_dir, 30)
-    # Process 1 lives, and what it writes is its own.
+    # Process 1 lives and owns the files that it writes.
     assert names(run_dir.checkpoints) == ["step-30", "step-30.tmp-1"]
 
 
@@ -784,7 +784,7 @@ def test_a_damaged_row_is_named_with_its_line_and_field(
 
 
 def damage(read: Callable[[], object]) -> str | None:
-    """The one line of the CheckpointError that reading raises, or None."""
+    """Return the single line of the CheckpointError that reading raises, or None."""
     try:
         read()
     except CheckpointError as error:
@@ -854,7 +854,7 @@ def test_what_may_change_is_let_change_by_its_name_alone(name: str) -> None:
         ("rollout.max_staleness", 1, "earlier rollouts"),
         ("rollout.max_new_tokens", 9, "measured with it before training"),
         ("evaluation.samples", 2, "the gain compares"),
-        ("prompt_tokens", 9, "which prompts"),
+        ("prompt_tokens", 9, "selects the prompts"),
     ],
 )
 def test_what_would_not_fit_cannot_be_allowed(place: str, value: object, why: str) -> None:
@@ -1144,7 +1144,7 @@ def test_faults_are_silent_without_the_variable_and_loud_with_nonsense(
 
 
 def make_run_folder(path: Path) -> Path:
-    """Write what an earlier run leaves, and a file of the user's beside it."""
+    """Write the files of an earlier run, and a file of the user's."""
     (path / "checkpoints" / "step-1").mkdir(parents=True)
     for name in RUN_FILES:
         if "." in name:
@@ -1170,7 +1170,7 @@ def test_overwriting_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_failed_before_its_first_step_begins_again(tmp_path: Path) -> None:
-    """Models from scratch and stored scores are used again; nothing else of the attempt is."""
+    """Models from scratch and stored scores are reused; nothing else of the attempt is."""
     folder = make_run_folder(tmp_path / "toy")
     for name in ("metrics.jsonl", "pipeline.json", "checkpoints/step-1"):
         remove(folder / name)
@@ -1210,7 +1210,7 @@ def test_the_error_about_an_existing_run_is_in_the_words_of_the_caller(tmp_path:
         RunDir.create(tmp_path, "toy")
     with spell_for_shell(), pytest.raises(RecipeError) as in_shell:
         RunDir.create(tmp_path, "toy")
-    head = f"{tmp_path / 'toy'} already holds a run; write "
+    head = f"{tmp_path / 'toy'} already holds a run; use "
     assert str(in_python.value) == (
         f'{head}resume=True to continue it, overwrite=True to replace it, or out="another folder"'
     )

@@ -1,4 +1,4 @@
-"""A teacher's answers as rows: what they hold, going on after an interruption, and learning from them."""
+"""A teacher's answers as rows: their content, the resume after an interruption, and training on them."""
 
 import os
 import shlex
@@ -32,13 +32,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def other(models: Path, changes: dict[str, Any] | None = None) -> Recipe:
-    """A recipe whose teacher has another vocabulary than its student."""
+    """Return a recipe in which teacher and student have different vocabularies."""
     teacher = {"type": "model", "model": str(models / "other")}
     return toy_recipe(models, {"teacher": teacher, **(changes or {})})
 
 
 def answer_greedily(folder: Path, written: list[dict[str, Any]]) -> list[str]:
-    """What the model in a folder answers to the prompts of some rows, asked directly."""
+    """Return the answers of the model in a folder to the prompts of some rows, asked directly."""
     model = load_model(ScorerConfig(model=str(folder)))
     requests = [
         SampleRequest(model.renderer.render([Message("user", row["prompt"])]), 0) for row in written
@@ -83,7 +83,7 @@ def test_an_interrupted_file_goes_on_with_the_bytes_of_a_whole_one(
     monkeypatch.setattr(answer_file, "CHUNK", 10)
     recipe, path = other(models), tmp_path / "a.jsonl"
     write_answers(recipe, tmp_path / "whole", n=2, temperature=1.0)
-    with pytest.raises(Interrupted, match="the same command goes on") as stop:
+    with pytest.raises(Interrupted, match="the same command resumes") as stop:
         write_answers(recipe, path, n=2, temperature=1.0, console=Interruption())
     assert stop.value.exit_code == 130
     assert len(rows(path)) == 10

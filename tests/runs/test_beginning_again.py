@@ -1,4 +1,4 @@
-"""A command that failed before the first step of its run begins again."""
+"""A command that failed before the first step of its run starts again."""
 
 import json
 import signal
@@ -39,8 +39,8 @@ def test_a_run_after_a_finished_one_has_the_next_name(
     recipe = toy_recipe(models, {"train.steps": 1, "train.prompts_per_step": 1})
     names = [run(recipe, out=tmp_path, progress=False).folder.name for _ in range(3)]
     assert names == ["toy", "toy-2", "toy-3"]
-    assert sum("holds a finished run, so this one is toy-" in note for note in notes) == 2
-    # Options that name a run mean the run of the recipe's own name.
+    assert sum("holds a finished run, so the new run is toy-" in note for note in notes) == 2
+    # Options that name a run refer to the run of the recipe's own name.
     assert run(recipe, out=tmp_path, resume=True, progress=False).folder.name == "toy"
     assert run(recipe, out=tmp_path, overwrite=True, progress=False).folder.name == "toy"
     named = recipe.model_copy(update={"name": "toy-2"})
@@ -54,7 +54,7 @@ def test_a_run_with_the_next_name_says_how_to_resume_it(
     run(recipe, out=tmp_path, progress=False)
     with pytest.raises(Interrupted):
         run(recipe, out=tmp_path, stop=lambda: signal.SIGTERM, progress=False)
-    assert 'to resume it, write resume=True and overrides=["name=toy-2"]' in notes[-1]
+    assert 'to resume it, use resume=True and overrides=["name=toy-2"]' in notes[-1]
     # It failed before its first step, so its name is free.
     assert run(recipe, out=tmp_path, progress=False).folder.name == "toy-2"
 
@@ -65,7 +65,7 @@ def test_an_unfinished_run_is_no_reason_for_another_name(models: Path, tmp_path:
     with pytest.raises(Interrupted):
         run(recipe, out=tmp_path, stop=lambda: next(calls), progress=False)
     rows = (tmp_path / "toy" / "metrics.jsonl").read_bytes()
-    with pytest.raises(RecipeError, match="already holds a run; write resume=True"):
+    with pytest.raises(RecipeError, match="already holds a run; use resume=True"):
         run(recipe, out=tmp_path, progress=False)
     assert rows and (tmp_path / "toy" / "metrics.jsonl").read_bytes() == rows
 
@@ -84,7 +84,7 @@ def test_a_refused_resume_names_the_way_to_begin_again(models: Path, tmp_path: P
     ways = "leave resume=True out for a new run, with overwrite=True in place of this one"
     with pytest.raises(RecipeError, match=f"the teacher decoded by another processor.*{ways}"):
         run(recipe, out=tmp_path, resume=True, progress=False)
-    # The files are compared before the way of decoding, and the recipe before the files.
+    # The files are compared before the decoder, and the recipe before the files.
     rows.write_text(write_rows("abc"))
     with pytest.raises(RecipeError, match=f"since the run began, .*{ways}"):
         run(recipe, out=tmp_path, resume=True, progress=False)

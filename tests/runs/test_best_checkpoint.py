@@ -45,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def turned(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose best step is neither its first nor its last."""
+    """Return a run with a best step between its first and its last."""
     return toy_run(models, tmp_path_factory.mktemp("turned"), TURNING).folder
 
 
@@ -184,7 +184,7 @@ def test_a_run_without_a_metric_has_no_best_step(models: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("evaluation", "problem"),
     [
-        ({"prompts": 8}, r"there are none; write evaluation.every: 1$"),
+        ({"prompts": 8}, r"the recipe has none; set evaluation.every: 1$"),
         ({"prompts": 0, "every": 2}, r"every: 1 and evaluation.prompts: 64"),
     ],
 )

@@ -24,7 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on rows whose columns have other names than those of the benchmark."""
+    """Return a run on rows with column names that differ from the benchmark."""
     folder = tmp_path_factory.mktemp("runs")
     train = write(
         folder / "train.jsonl", [{"frage": r["prompt"], "soll": r["answer"]} for r in ROWS]
@@ -61,7 +61,7 @@ def test_each_verifier_has_a_metric_of_its_own(run: Path, rows: Path) -> None:
 
 
 def test_the_rows_are_answered_as_held_out_prompts_are(run: Path, models: Path, rows: Path) -> None:
-    """The same prompts get the same answers and numbers on both ways, for a run and for a model."""
+    """Check that the same prompts get the same answers and numbers in both ways, for a run and for a model."""
     training = write(rows.parent / "train.jsonl", [{"prompt": "dabc", "answer": "cbad"}])
     changes = [
         f"task={{type: jsonl, path: {training}, heldout: {rows}}}",
@@ -77,7 +77,7 @@ def test_the_rows_are_answered_as_held_out_prompts_are(run: Path, models: Path, 
 
 
 def test_held_out_rows_may_have_other_columns_than_the_training_rows(run: Path, rows: Path) -> None:
-    """An override of the held-out rows was refused: the training file's columns were not in them."""
+    """An override of the held-out rows was refused: they lacked the training file's columns."""
     other = write(rows.parent / "other.jsonl", [{"prompt": "dac"}, {"prompt": "dca"}])
     assert practicum.evaluate(run, [f"task.heldout={other}"])["prompts"] == 2
     named = write(rows.parent / "named.jsonl", [{"frage": "ab", "soll": "ba"}])
@@ -147,7 +147,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], type[Exception], str
     "bad rows": (
         lambda rows: {"rows": write(rows, [*ROWS, {"prompt": 3}])},
         DataError,
-        "row 7 is .*prompt is of type int.*; mend them, or raise task.max_rejected",
+        "row 7 is .*prompt is of type int.*; fix them, or raise task.max_rejected",
     ),
     "rows that one verifier cannot judge by": (
         lambda rows: {"rows": rows, "verifier": ["exact", "number"]},

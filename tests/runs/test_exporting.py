@@ -41,14 +41,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of all weights, with an evaluation."""
+    """Return a run of all weights, with an evaluation."""
     changes = {"evaluation.prompts": 8, "about": "a test"}
     return toy_run(models, tmp_path_factory.mktemp("whole"), changes).folder
 
 
 @pytest.fixture(scope="module")
 def adapted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of adapters, without an evaluation."""
+    """Return a run of adapters, without an evaluation."""
     changes = {
         "student.lora": {"rank": 2, "alpha": 4.0},
         "student.system": "ab",
@@ -68,7 +68,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
 
 
 def read_card(folder: Path) -> tuple[dict, str]:
-    """The header and the text of a model card."""
+    """Return the header and the text of a model card."""
     _, header, text = (folder / "README.md").read_text().split("---\n", 2)
     return yaml.safe_load(header), text
 
@@ -101,7 +101,7 @@ def test_an_adapter_is_loaded_by_peft_with_the_students_numbers(
 ) -> None:
     export = export_run(adapted, tmp_path / "out", adapter=True)
     assert export.base == str(models / "student")
-    assert "others need it too" in export.describe()[-1]
+    assert "users of the adapter also need it" in export.describe()[-1]
     base = AutoModelForCausalLM.from_pretrained(models / "student")
     tokens = torch.tensor([[3, 4, 5, 6]])
     _, student = open_student(adapted)
@@ -232,7 +232,7 @@ def test_the_command_pushes_and_shows_no_token(
 def test_a_student_with_its_own_head_is_exported_and_read_as_a_run(
     models: Path, tmp_path: Path
 ) -> None:
-    """Its config says that the head is the embedding, as folders of merged adapters do."""
+    """Check a folder with a config that ties head and embedding, as folders of merged adapters do."""
     student = make_model(tmp_path / "student", seed=1)
     weights = load_file(student / "model.safetensors")
     head = weights["model.embed_tokens.weight"].flip(0).contiguous()

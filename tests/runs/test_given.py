@@ -1,4 +1,4 @@
-"""Objects of Python in the place of a teacher, a task, a scorer and a source."""
+"""Python objects in place of a teacher, a task, a scorer and a source."""
 
 import json
 import math
@@ -98,7 +98,7 @@ class Shortness(Scorer):
 
 
 def overlap(prompt: Prompt, answer: str) -> float:
-    """The share of the answer's letters that the right answer has."""
+    """Score the share of the answer's letters that are in the right answer."""
     return sum(letter in (prompt.answer or "") for letter in answer) / max(len(answer), 1)
 
 
@@ -107,13 +107,13 @@ def verify(reply: str, prompt: Prompt) -> bool:
 
 
 def write_first(prompt: Prompt, seed: int) -> str:
-    """The first letter as often as the seed says."""
+    """Answer with the first letter, repeated by the seed."""
     return prompt.question[0] * (1 + seed % 3)
 
 
 @pytest.fixture
 def distill(models: Path, tmp_path: Path) -> Callable[..., RunResult]:
-    """`practicum.distill` with a tiny run as the default."""
+    """Call `practicum.distill` with a tiny run as the default."""
 
     def call(**changes: Any) -> RunResult:
         sections = toy_data(models, {"train.steps": 2, "train.prompts_per_step": 4})
@@ -246,7 +246,7 @@ def test_top_tokens_ask_the_object_of_the_run(distill: Callable[..., RunResult])
 
 
 def test_a_pause_only_warns_unless_it_is_asked_for(distill: Callable[..., RunResult]) -> None:
-    """Every token of this teacher has the same log-probability, for which M35 pauses `practicum run`."""
+    """Check that M35 pauses `practicum run`: every token of this teacher has the same log-probability."""
     sections = {
         "teacher": Flat(),
         "objective": {"signal": "sampled"},
@@ -254,7 +254,7 @@ def test_a_pause_only_warns_unless_it_is_asked_for(distill: Callable[..., RunRes
     }
     result = distill(name="warned", **sections)
     assert result.summary["steps"] == 2 and "M35" in result.summary["alarms"]
-    with pytest.raises(AlarmError, match=r"paused by M35 .*go on with resume=True"):
+    with pytest.raises(AlarmError, match=r"paused by M35 .*resume with resume=True"):
         distill(name="paused", **sections, monitors={"M35": "pause"})
 
 

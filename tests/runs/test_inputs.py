@@ -60,7 +60,7 @@ def test_everything_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
     )
     starts = [
         f"r.yaml: task: {tmp_path}/rows.jsonl cannot be read (No such file or directory)",
-        f"r.yaml: task: {tmp_path}/held.csv: none of its 1 rows can be used; row 1 is",
+        f"r.yaml: task: {tmp_path}/held.csv: all of its 1 rows are unusable; row 1 is",
         "r.yaml: student: no model './missing'",
         f"r.yaml: teacher.teachers.a: {tmp_path}/broken/config.json: not JSON",
         f"r.yaml: teacher.teachers.b: {tmp_path}/wordless: no tokenizer (tokenizer.json, or",

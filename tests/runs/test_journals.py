@@ -34,7 +34,7 @@ DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 
 @pytest.fixture(scope="module")
 def killed(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed in its fifth step, two of its checkpoints saved."""
+    """Return a run that was killed in its fifth step, with two of its checkpoints saved."""
     out = tmp_path_factory.mktemp("killed")
     fault = {"PRACTICUM_FAULT": "rollout:5"}
     assert forked(lambda: toy_run(models, out, STEPS), fault) == 137
@@ -58,7 +58,7 @@ def test_a_damaged_journal_is_not_resumed(
     text = str(refusal.value)
     assert f"{name}.jsonl" in text and "\n" not in text and refusal.value.exit_code == 6
     assert damage == "removed" or "line" in text
-    # Nothing but the record of the error was written, so the file can be put back from a copy.
+    # Only the record of the error was written, so the file can be restored from a copy.
     after = {file.name: file.read_bytes() for file in (out / "toy").glob("*.json*")}
     after.pop("error.json")
     assert before == after
@@ -109,7 +109,7 @@ def test_lost_rows_are_counted_over_a_resume_and_shown(
 
 
 def test_a_checkpoint_costs_the_same_after_many_rows(tmp_path: Path) -> None:
-    """The digests are updated row by row, and their record has a bounded size."""
+    """Check that digests are updated row by row, and their record has a bounded size."""
     journal = Journal(tmp_path / "rows.jsonl", essential=True)
     reads = os.stat(tmp_path / "rows.jsonl").st_size
     for number in range(5000):

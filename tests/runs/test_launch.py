@@ -1,4 +1,4 @@
-"""A run that loses a process goes on by itself, with what its cluster still has."""
+"""A run that loses a process continues by itself, with the remaining resources of its cluster."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from practicum.runs.session import Session
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """The trainers of each session, and whether it resumes; `ENDS` says how each of them ends."""
+    """Collect the trainers of each session, and whether it resumes; `ENDS` lists how each session ends."""
     seen: list[tuple[int, bool]] = []
 
     def execute(self: Session, allow_changed: object, *, resume: bool) -> RunResult:

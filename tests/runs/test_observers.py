@@ -1,4 +1,4 @@
-"""Observers one by one: what each does with a step, and how a run ends."""
+"""Observers one by one: the effect of each on a step, and the end of a run."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from practicum.types import StepResult, TokenRecord
 
 
 class Spy:
-    """Stands for records and for whoever saves, and keeps the order of what was asked."""
+    """Replaces records and the checkpoint writer, and records the order of calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -60,7 +60,7 @@ def saving(spy: Spy, end: Ending, every: int | None = None) -> SaveCheckpoints:
 
 
 class BehindSpy(Spy):
-    """Copies at once, and writes when the test lets it."""
+    """Copies immediately, and writes when the test allows it."""
 
     def __init__(self, error: PracticumError | None = None) -> None:
         super().__init__()

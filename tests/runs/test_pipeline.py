@@ -1,4 +1,4 @@
-"""Pipelines: stages are recipes, each starts where it says, and a pipeline stopped anywhere goes on to the same bytes."""
+"""Pipelines: stages are recipes, each starts at its `start`, and a stopped pipeline resumes to the same bytes."""
 
 import json
 import os
@@ -44,7 +44,7 @@ MODEL = Path("model", "model.safetensors")
 
 
 def toy_data(models: Path, *stages: Mapping[str, Any], **shared: Any) -> dict[str, Any]:
-    """The data of a pipeline whose stages take a second each."""
+    """Return the data of a pipeline with stages that take a second each."""
     return {
         "name": "toy",
         "student": {"model": str(models / "student")},
@@ -89,7 +89,7 @@ def toy_run(
 
 
 def write(path: Path, data: Mapping[str, Any]) -> Path:
-    """A pipeline as a file; JSON is YAML."""
+    """Write a pipeline as a file; JSON is YAML."""
     path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
@@ -105,7 +105,7 @@ def problems(*stages: Mapping[str, Any], **shared: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished pipeline of three stages; tests read it and leave it as it is."""
+    """Return the folder of a finished pipeline of three stages; tests only read it."""
     return toy_run(toy(models, *THREE), tmp_path_factory.mktemp("pipelines")).folder
 
 
@@ -208,10 +208,10 @@ class TestMistakes:
             ({"name": "base"}, r"\.name: 'base' cannot name a stage"),
             ({"name": 3}, r"\.name: 3 cannot name a stage"),
             ({}, r"\.name: None cannot name a stage"),
-            ({"name": "one"}, r"\.name: an earlier stage has the name 'one' too"),
+            ({"name": "one"}, r"\.name: an earlier stage already has the name 'one'"),
             ({"name": "x", "start": "x"}, r"\(x\)\.start: 'x' is this stage itself; name an earlier one: base, one"),
             ({"name": "x", "start": "oen"}, r"\(x\)\.start: no stage named 'oen'; did you mean 'one'"),
-            ({"name": "x", "student": {"model": "m"}}, r"\(x\)\.student\.model: a stage's student is that of its `start`"),
+            ({"name": "x", "student": {"model": "m"}}, r"\(x\)\.student\.model: `start` selects the student of a stage"),
             ({"name": "x", "teacher": {"model": {"stage": "x"}}}, r"\(x\)\.teacher\.model: 'x' is this stage itself"),
             (
                 {"name": "x", "teacher": {**PRIVILEGED, "teacher": {"type": "model", "model": {"stage": "y"}}}},
@@ -231,13 +231,13 @@ class TestMistakes:
     )
     def test_stages_are_a_list_of_mappings(self, stages: Any) -> None:
         with pytest.raises(
-            RecipeError, match="x: stages: write a list of stages, each a mapping with a `name`"
+            RecipeError, match="x: stages: must be a list of stages, each a mapping with a `name`"
         ):
             parse_pipeline({**toy_data(NO_MODELS), "stages": stages}, "x")
 
     def test_what_a_pipeline_starts_from_is_no_stage(self) -> None:
         (found,) = problems({"name": "one"}, student={"model": {"stage": "one"}})
-        assert found.startswith("student.model: the student that a pipeline starts from")
+        assert found.startswith("student.model: a pipeline cannot start from the student")
 
     def test_what_is_missing_or_wrong_in_what_is_shared_is_said_once(self) -> None:
         data = toy_data(NO_MODELS, *THREE, about=3)
@@ -304,10 +304,10 @@ class TestOverrides:
             ("stages.exprt.train.steps=1", "no stage named 'exprt'; did you mean 'expert'"),
             (
                 "stages.expert=1",
-                r"names no key of a stage; write for example stages\.sft\.train\.steps=4",
+                r"names no key of a stage; use for example stages\.sft\.train\.steps=4",
             ),
             ("stages=1", "names no key of a stage"),
-            ("train.steps", r"write for example train\.steps=4"),
+            ("train.steps", r"use for example train\.steps=4"),
             (
                 "stages.sft.train.stepz=1",
                 r"stages\[0\] \(sft\)\.train\.stepz: no such key; did you mean 'steps'",
@@ -315,7 +315,7 @@ class TestOverrides:
             ("train.stepz=1", r"mine\.yaml: train\.stepz: no such key; did you mean 'steps'"),
             (
                 "stages.sft.student.model=x",
-                r"stages\[0\] \(sft\)\.student\.model: a stage's student",
+                r"stages\[0\] \(sft\)\.student\.model: `start` selects",
             ),
         ],
     )
@@ -590,7 +590,7 @@ class TestStopping:
             toy_run(changed, tmp_path, resume=True)
         assert caught.value.problems[1:] == [
             "stages[1] (expert).optimizer.learning_rate: 0.01 in the run, 0.5 now",
-            "or let the run go on with the change: "
+            "or resume the run with the change: "
             'allow_changed=["stages.expert.optimizer.learning_rate"]',
         ]
         finished = toy(models, {**sft, "optimizer": {"learning_rate": 0.5}}, expert, merge)
@@ -650,7 +650,7 @@ class TestStopping:
     ) -> None:
         (tmp_path / finished.name).mkdir()
         shutil.copy(finished / "pipeline.json", tmp_path / finished.name)
-        with pytest.raises(RecipeError, match="already holds a run; write resume=True"):
+        with pytest.raises(RecipeError, match="already holds a run; use resume=True"):
             toy_run(toy(models, *THREE), tmp_path)
         shutil.copy(finished / "summary.json", tmp_path / finished.name)
         assert choose_name(tmp_path, finished.name) == f"{finished.name}-2"
@@ -724,7 +724,7 @@ class TestCommandLine:
         os.kill(pid, signal.SIGINT)
         time.sleep(
             0.5
-        )  # longer than any one call that Python cannot interrupt, in which two signals count as one
+        )  # longer than any single call that Python cannot interrupt, in which two signals count as one
         os.kill(pid, signal.SIGINT)
         assert exit_status(os.waitpid(pid, 0)[1]) == 130
         assert "stage 1 of 1: slow: stopped at once" in (tmp_path / "output").read_text()

@@ -1,4 +1,4 @@
-"""The plan of a recipe: what it counts is what a run counts, and what it says fits."""
+"""The plan of a recipe: its counts equal the counts of a run, and its verdict on memory is right."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ CASES: dict[str, Any] = {
 def test_a_step_on_paper_counts_what_a_real_one_counts(
     models: Path, tmp_path: Path, name: str
 ) -> None:
-    """Where every answer is as long as it may be, to the last operation."""
+    """Check where every answer has maximum length, to the last operation."""
     changes = json.loads(json.dumps(CASES[name]).replace('"MODEL"', json.dumps(member(models))))
     changes |= {"rollout.max_new_tokens": 1, "train.steps": 1}
     real = rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl")[0]
@@ -85,7 +85,7 @@ def test_conversations_keep_keys_and_values_up_to_a_bound(models: Path) -> None:
 
 
 def test_methods_by_hand() -> None:
-    """One prompt of two tokens, answers of three: contexts 1 to 4 go through the body, three tokens through the head."""
+    """Check one prompt of two tokens, answers of three: contexts 1 to 4 go through the body, three tokens through the head."""
     table = {row["method"]: row for row in compare_methods([(1, 2)], 3, 1, SHAPE, ALL, SHAPE)}
     forward = 2000 * 4 + 64 * 10 + 800 * 3
     assert table["SFT on given answers"]["flops"] == 3 * forward
@@ -103,7 +103,7 @@ def test_methods_by_hand() -> None:
 
 
 def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
-    """0.6B taught by 8B: 1.43 and 15.7 GFLOP a token at an average context of 1,024; 43.9 TFLOP for one answer."""
+    """Check 0.6B taught by 8B: 1.43 and 15.7 GFLOP per token at an average context of 1,024; 43.9 TFLOP for one answer."""
     small = ModelDims(
         596_000_000,
         28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072),
@@ -249,7 +249,7 @@ def test_amounts_of_memory(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "-1GiB", "3 furlongs", "inf"])
 def test_what_is_no_amount_of_memory(text: str) -> None:
-    with pytest.raises(ResourceError, match="no amount of memory; write for example 8GiB"):
+    with pytest.raises(ResourceError, match="not an amount of memory; use for example 8GiB"):
         parse_bytes(text)
 
 
@@ -279,7 +279,7 @@ def test_the_command_for_clusters(models: Path, tmp_path: Path) -> None:
     text = output.read_text()
     assert "8 h100 in nodes of 8" in text and "64 h200 in nodes of 4" in text
     assert "prompts x 8" in text and "a step between two sites at 1 Gbit/s" in text
-    # Student and teacher of this one are made from scratch, in a folder that is gone after the dry run.
+    # Its student and teacher are made from scratch, in a folder that is gone after the dry run.
     toy = ("plan", "smoke/toy", "--cluster", "8xh100", "rollout.n=1")
     assert forked(command(*toy), output=output) == 0
     assert "to run it: backend='{type: ray, trainers:" in output.read_text()
@@ -329,7 +329,7 @@ def test_a_teacher_with_the_weights_of_the_student_needs_no_gpus(models: Path) -
 
 
 def test_a_cluster_plan_of_float32_is_slower_than_of_bfloat16(models: Path) -> None:
-    """The dtype of the recipe reaches the rates of student and teacher."""
+    """Check that the dtype of the recipe reaches the rates of student and teacher."""
     half = {"student.dtype": "bfloat16", "teacher.dtype": "bfloat16"}
     works = [build_workload(plan(toy_recipe(models, changes)).run) for changes in ({}, half)]
     assert [work.item_bytes for work in works] == [4, 2]
@@ -352,7 +352,7 @@ def test_what_fits_on_no_split_is_said_beside_the_clusters_that_hold_it(models: 
 
 
 def test_what_a_run_keeps_beside_its_steps_is_planned(models: Path) -> None:
-    """Copies of frozen weights laid out for decoding, and the state while it is saved."""
+    """Check copies of frozen weights laid out for decoding, and the state while it is saved."""
     changes = {"student.trainable_layers": 1, "rollout.max_new_tokens": 16}
     frozen = plan(toy_recipe(models, changes))
     dims, learning = frozen.run.record.dims, frozen.run.record.trainable_dims
@@ -392,7 +392,7 @@ def test_memory_of_a_pass_grows_with_its_tokens_and_layers(tmp_path: Path, dtype
 
 
 def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path) -> None:
-    """On paper answers have no width, and a run that found them would learn from them."""
+    """Check that planned answers have no width; a run that found them would learn from them."""
     inner = {"type": "model", "model": str(models / "teacher")}
     teacher = {"type": "cached", "folder": str(tmp_path / "kept"), "teacher": inner}
     plan(toy_recipe(models, {"teacher": teacher}))

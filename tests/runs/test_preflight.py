@@ -82,8 +82,8 @@ def test_check_names_servers_and_devices_that_are_not_here(models: Path, tmp_pat
     words = ["check", str(path), teacher, "objective={signal: sampled}", "student.device=cuda"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0
-    assert "teacher: http://localhost:1 is asked when the run starts" in result.output
-    assert result.output.count("no CUDA device; write student.device=auto") == 1
+    assert "teacher: http://localhost:1 is contacted when the run starts" in result.output
+    assert result.output.count("no CUDA device; set student.device=auto") == 1
 
 
 def test_check_refuses_an_encoder_decoder_model(models: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_its_weights_are_read(
     models: Path, tmp_path: Path, command: str
 ) -> None:
     changes = _build_pair(models, tmp_path)
-    # Its weights cannot be read, so a run that loads them says another sentence.
+    # Its weights cannot be read, so a run that loads them raises another error.
     weights = Path(changes["teacher.model"]) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-64])
     path = write_recipe(models, tmp_path / "r.yaml", changes)
@@ -175,6 +175,6 @@ def test_a_run_from_python_warns_as_the_command_does(
     )
     warnings = [record.message for record in caplog.records if "P19 settings" in record.message]
     assert [warning.rpartition("; ")[2] for warning in warnings] == [
-        "practicum.doctor(recipe) says more before the first step",
-        f"practicum doctor {tmp_path / 'r.yaml'} says more before the first step",
+        "practicum.doctor(recipe) shows more before the first step",
+        f"practicum doctor {tmp_path / 'r.yaml'} shows more before the first step",
     ]

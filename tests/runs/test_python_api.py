@@ -1,4 +1,4 @@
-"""The Python interface as a notebook sees it: names, sections, short results and their tables."""
+"""The Python interface as a notebook uses it: names, sections, short results and their tables."""
 
 import inspect
 from pathlib import Path
@@ -27,7 +27,7 @@ NOT_SECTIONS = {
     "base_dir",
     "schedules",
 }
-"""Words about a packaged recipe, and what reading a recipe derives."""
+"""Descriptions of a packaged recipe, and keys that reading a recipe derives."""
 
 
 def test_completion_lists_the_public_names() -> None:
@@ -63,7 +63,9 @@ def test_a_teacher_is_given_where_the_objective_asks_one(models: Path, tmp_path:
     del data["teacher"]
     data["train"]["steps"] = 1
     assert practicum.distill(**data, out=tmp_path, progress=False).summary["steps"] == 1
-    with pytest.raises(CapabilityError, match=r"'full' asks a teacher and there is none; write t"):
+    with pytest.raises(
+        CapabilityError, match=r"'full' needs a teacher and the recipe has none; set t"
+    ):
         practicum.distill(**{**data, "objective": {"signal": "full"}}, out=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What a user has in hands in Python: models with tokenizers, lists of dicts, datasets."""
+"""Python objects that a user has: models with tokenizers, lists of dicts, datasets."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ ROWS = [
 
 @pytest.fixture
 def distill(models: Path, tmp_path: Path) -> Callable[..., RunResult]:
-    """`practicum.distill` with a tiny run as the default."""
+    """Call `practicum.distill` with a tiny run as the default."""
 
     def call(**changes: Any) -> RunResult:
         sections = {

@@ -1,4 +1,4 @@
-"""The most used pair: a student of Qwen2.5's tokens under a teacher of Qwen3's, and the other way round."""
+"""The most used pair: a student with Qwen2.5's tokens under a teacher with Qwen3's, and the reverse."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_the_pair_trains(pair: Path, tmp_path: Path, sections: dict[str, Any], l
     for row in rows(tmp_path / "run" / "pair" / "rollouts.jsonl"):
         assert max(row["tokens"]) < size
     for row in metrics:
-        # The student has no token of its own.
+        # The student has no token that the teacher lacks.
         assert row["tokens_outside"] == 0.0
         if sections.get("objective", {}).get("signal") != "sampled":
             assert row["student_mass_outside"] == 0.0
@@ -101,7 +101,7 @@ def test_teachers_around_the_teacher_keep_its_vocabulary(
     wrapped: dict[str, dict[str, Any]] = {
         "cached": {"type": "cached", "teacher": larger},
         "privileged": {"type": "privileged", "teacher": larger, "system": "Think."},
-        # The geometric mean with a model that has none of the tokens would have no mass on them.
+        # The geometric mean with a model that lacks all of these tokens would have no mass on them.
         "pool": {
             "type": "pool",
             "kind": "arithmetic",

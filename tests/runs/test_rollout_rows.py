@@ -58,7 +58,7 @@ def test_top_tokens_are_those_of_both_models(
                 logprobs = [logprob for _, logprob in position]
                 assert len(position) == 5 and logprobs == sorted(logprobs, reverse=True)
                 assert sum(map(math.exp, logprobs)) <= 1 + 1e-5
-        # The teacher has not changed since the step, so its numbers are those of the run.
+        # The teacher has not changed since the step, so its numbers equal the run's.
         for text, given, top in zip(
             row["token_texts"], row["teacher_logprobs"], row["teacher_top"], strict=True
         ):

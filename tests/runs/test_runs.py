@@ -1,4 +1,4 @@
-"""A run is a function of its recipe: stopped anywhere and resumed, it leaves the bytes of one that was not stopped."""
+"""A run is a function of its recipe: stopped anywhere and resumed, it leaves the bytes of an uninterrupted run."""
 
 import errno
 import json
@@ -80,7 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def uninterrupted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps in one go, with evaluations."""
+    """Run six steps without interruption, with evaluations."""
     return toy_run(
         models, tmp_path_factory.mktemp("whole"), STEPS | {"evaluation.prompts": 4}
     ).folder
@@ -264,7 +264,7 @@ def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         toy_run(cut_short / "models", cut_short, changes, resume=True)
     flags = 'allow_changed=["rollout.n", "optimizer.learning_rate"]'
-    assert caught.value.problems[-1] == f"or let the run go on with the change: {flags}"
+    assert caught.value.problems[-1] == f"or resume the run with the change: {flags}"
 
 
 @pytest.mark.long
@@ -318,7 +318,7 @@ def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_pa
     )
     again = toy_run(
         models, tmp_path, changes, resume=True
-    ).folder  # what was allowed once is the run's own now
+    ).folder  # the change that was allowed once now belongs to the run
     assert again == with_flags
     with pytest.raises(RecipeError, match=r"optimizer.learning_rate: 0.5 in the run, 0.003 now"):
         toy_run(models, tmp_path, resume=True)
@@ -354,7 +354,7 @@ def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_pa
     assert any(text.startswith("optimizer.schedule from now on as if") for text in console.events)
     (result.folder / "summary.json").unlink()
     with pytest.raises(
-        RecipeError, match=r"train\.steps is 5, and .* has done 6 already; write at least 6"
+        RecipeError, match=r"train\.steps is 5, and .* has done 6 already; set at least 6"
     ):
         toy_run(
             models,
@@ -368,7 +368,7 @@ def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_pa
 def test_only_a_run_that_goes_on_can_have_changed(models: Path, tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError,
-        match=r'allow_changed=\["train"\]: a run that begins has nothing to change; add resume=True',
+        match=r'allow_changed=\["train"\]: a new run has no earlier settings to change; add resume=True',
     ):
         toy_run(models, tmp_path, allow_changed=["train"])
 
@@ -410,7 +410,7 @@ FILES: dict[str, tuple[Mapping[str, Any] | str, str]] = {
 
 @pytest.fixture(scope="module")
 def cut_short(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with models of its own and a run of them that was killed in its third step."""
+    """Return a folder with separate models and a run of them that was killed in its third step."""
     folder = tmp_path_factory.mktemp("cut_short")
     shutil.copytree(models, folder / "models")
     work = lambda: toy_run(folder / "models", folder, {"evaluation.prompts": 4})  # noqa: E731
@@ -560,7 +560,7 @@ def test_a_recipe_can_be_given_as_a_file_with_overrides(models: Path, tmp_path: 
 
 
 def forge_versions(checkpoint: Path, changes: Mapping[str, Any]) -> None:
-    """Rewrite what a checkpoint says it was made with, its manifest included."""
+    """Rewrite the provenance of a checkpoint, including its manifest."""
     import hashlib
 
     path, manifest_path = checkpoint / "versions.json", checkpoint / "MANIFEST.json"
@@ -716,7 +716,7 @@ def test_more_steps_are_refused_by_name_where_the_steps_until_now_would_have_bee
         "train.steps: 4 in the run, 9 now",
         "train.steps: of 9 steps the first 4 would have been others, because of "
         "optimizer.schedule: cosine",
-        'or let the run go on with the change: allow_changed=["train.steps"]',
+        'or resume the run with the change: allow_changed=["train.steps"]',
     ]
 
 

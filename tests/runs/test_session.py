@@ -1,4 +1,4 @@
-"""A run as a session: what observers may do to it, what it closes, and where its notes go."""
+"""A run as a session: the limits of observers, the resources it closes, and the destination of its notes."""
 
 import logging
 import shutil
@@ -31,7 +31,7 @@ def go(
     resume: bool = False,
     **changes: Any,
 ) -> RunResult:
-    """Run the toy recipe as a session with observers of one's own."""
+    """Run the toy recipe as a session with the given observers."""
     recipe = toy_recipe(models, changes)
     home = RunDir.open(out / "toy") if resume else RunDir.create(out, "toy")
     with home.lock(), RunTracker.open(recipe, home) as tracked, ExitStack() as at_end:
@@ -162,13 +162,13 @@ def test_a_thread_that_works_ahead_notes_on_its_runs_console(
 def test_two_folders_with_one_model_are_named_at_the_start(
     models: Path, tmp_path: Path, notes: list[str]
 ) -> None:
-    """Sixty steps of no divergence were run before anybody could see why."""
+    """Sixty steps of no divergence were run before anyone could see why."""
     twin = tmp_path / "twin"
     shutil.copytree(models / "student", twin)
     short = {"train.steps": 1, "evaluation.prompts": 0}
     go(models, tmp_path / "equal", **short, **{"teacher.model": str(twin)})
     (line,) = [note for note in notes if "teacher and student are the same" in note]
-    assert "write {type: privileged" in line
+    assert "set {type: privileged" in line
     notes.clear()
     go(models, tmp_path / "told", **short, **{"teacher.model": str(twin), "teacher.system": "Hi."})
     go(models, tmp_path / "other", **short)
@@ -186,4 +186,4 @@ def test_a_run_that_fails_before_it_begins_leaves_no_folder(models: Path, tmp_pa
     (tmp_path / "toy").mkdir()
     with pytest.raises(ModelError):
         go(models, tmp_path, **wrong)
-    assert (tmp_path / "toy").is_dir(), "a folder that was there before is nobody else's to remove"
+    assert (tmp_path / "toy").is_dir(), "a folder that existed before is never removed"

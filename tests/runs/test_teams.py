@@ -1,4 +1,4 @@
-"""The pipelines of published models: each reads and runs to its end, and, given time, shows what it is there to show."""
+"""The pipelines of published models: each is parsed and runs to its end, and the slow tests show its intended effect."""
 
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
     [pytest.param("pipelines/score-agents", marks=pytest.mark.slow), "pipelines/rstar2-agent"],
 )
 def test_the_stages_of_agents_run_a_step(name: str, tmp_path: Path) -> None:
-    # Nothing is learned from answers before the stages: a walk has none.
+    # No stage learns from answers before the stages: a walk has none.
     result = run(name, SHORT[:-1], out=tmp_path)
     assert [stage["steps"] for stage in result.summary["stages"]] == [1] * len(loaded(name).stages)
 
@@ -92,7 +92,7 @@ def test_the_default_pipeline_is_found_by_its_name_and_ends_by_its_monitor(tmp_p
 
 
 def whole(name: str, out: Path) -> dict[str, dict[str, float]]:
-    """The accuracy after each stage of the whole pipeline, `all` and by domain."""
+    """Return the accuracy after each stage of the whole pipeline, `all` and by domain."""
     summary: dict[str, Any] = run(name, out=out).summary
     return {
         row["stage"]: {

@@ -1,4 +1,4 @@
-"""A teacher's numbers in recorded traces: those of its model on the very tokens, and nothing else changes."""
+"""A teacher's numbers in recorded traces: equal to its model on the same tokens, without other changes."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_sampled_tokens_get_the_teachers_log_probabilities(models: Path, tmp_pat
 def test_an_interrupted_file_goes_on_with_the_same_bytes(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines of two conversations and of none; killed within a chunk, in the middle of a line, and at a chunk's end."""
+    """Rows of two conversations and an empty one; killed within a chunk, in the middle of a line, and at a chunk's end."""
     monkeypatch.setattr(trace_file, "CHUNK", 2)
     renderer = load(ScorerConfig(model=str(models / "teacher"))).renderer
     talks = [talk(renderer, question=text, task=text) for text in ("abc", "cab", "b", "ba", "cc")]

@@ -30,7 +30,7 @@ def drive(console: Console, steps: int = 3) -> None:
 
 
 class AsciiStream(io.TextIOWrapper):
-    """What standard output is under LANG=C without UTF-8 mode."""
+    """The encoding of standard output under LANG=C without UTF-8 mode."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), encoding="ascii", errors="strict", newline="\n")
@@ -196,7 +196,7 @@ def test_head_does_not_stop_the_run_and_lang_c_does_not_either(tmp_path: Path) -
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        # How much time is left is read off the clock.
+        # The remaining time is computed from the clock.
         assert re.match(
             rb"step 1/5000 \| KL 0\.5 \| 0:0\d, \d+:\d\d left \| Q: \\u4f60 A: ",
             process.stdout.readline(),

@@ -1,10 +1,10 @@
 """Twenty-five runs on toys and on the packaged 135M model, with the verdict that follows from each recipe.
 
-The verdicts were written down before the runs were made. Each run shows by its design how it has to end: a learning rate
+The verdicts were written down before the runs were made. The design of each run determines its outcome: a learning rate
 that destroys, a teacher that is worse than its student, a rate that changes nothing, an ordinary recipe, few held-out
 prompts. Of the first twenty-five, 22 had their verdict. A teacher at temperature 8 destroyed its student, which is a
 collapse and was written down as worse; two runs of the 135M model had too few prompts for their small changes. Other runs
-stand in their places. The short form is the table of summaries in `tests/report/test_outcome_verdict.py`.
+replaced them. The short form is the table of summaries in `tests/report/test_outcome_verdict.py`.
 """
 
 import json
@@ -32,7 +32,7 @@ def on_toys(method: str, *overrides: str, setting: str = "pair") -> Known:
 
 
 def on_smollm2(system: str, *overrides: str) -> Known:
-    """The 135M model learns from itself with a system turn in view."""
+    """Return a run of the 135M model that learns from itself with a system turn in view."""
     model = "smollm2-135m-instruct"
     sections = {
         "extends": "papers/gkd",

@@ -1,4 +1,4 @@
-"""Every long wait shows itself: what it is, how much is done, and the time that is left."""
+"""Every long wait is shown: its name, its progress, and the remaining time."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from practicum.studies.doctor import doctor
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that moves on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of consoles and waits."""
+    """Replace the clock of consoles and waits."""
     clock = Clock()
     monkeypatch.setattr("time.monotonic", clock.monotonic)
     return clock
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def seen() -> Iterator[list[str]]:
-    """The paths of the waits that ended, with how much was done of what."""
+    """Collect the paths of the waits that ended, with their progress."""
     ended: list[str] = []
 
     def display(wait: Wait) -> None:

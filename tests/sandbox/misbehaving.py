@@ -1,4 +1,4 @@
-"""A verifier that does what its request says: run as `python -m misbehaving`."""
+"""A verifier that follows its request: run as `python -m misbehaving`."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def answer(request: dict[str, Any]) -> Any:
         case "memory":
             return len(bytearray(1 << 33))
         case "refuse":
-            raise VerifierUnavailable("not today; come back tomorrow")
+            raise VerifierUnavailable("not today; try again tomorrow")
         case "print":
             print("noise")
             os.write(1, b"noise\n")
@@ -71,7 +71,7 @@ def answer(request: dict[str, Any]) -> Any:
 
 
 def _write(text: str) -> None:
-    """Write to every descriptor there is."""
+    """Write to every open descriptor."""
     for descriptor in range(3, 64):
         with contextlib.suppress(OSError):
             rest = text.encode(errors="surrogateescape")

@@ -229,9 +229,9 @@ def test_a_relative_folder_of_packages_is_still_found(monkeypatch: pytest.Monkey
 
 
 def test_a_process_that_cannot_serve_says_so(deadline: VerifierProcess) -> None:
-    with pytest.raises(DataError, match="not today; come back tomorrow"):
+    with pytest.raises(DataError, match="not today; try again tomorrow"):
         deadline.ask({"do": "refuse"}, 5.0)
-    # A model's text cannot have a verifier refuse.
+    # A model's text cannot make a verifier refuse.
     assert deadline.call({"do": "refuse"}) == 0.0
 
 

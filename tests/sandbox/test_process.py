@@ -1,4 +1,4 @@
-"""What a hostile program within the walls can do: nothing but compute."""
+"""A hostile program in the sandbox can only compute."""
 
 import json
 import os
@@ -282,7 +282,7 @@ for line in sys.stdin:
 
 
 def processor(pid: int) -> float:
-    """Seconds of processor time that a process has used."""
+    """Return the seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -73,7 +73,7 @@ def test_a_number_at_the_end_of_a_cut_reply_may_have_lost_digits() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_majority_of_all_votes_that_there_can_be(count: int) -> None:
-    """Enumerated: the grade with more votes than any other, none where two have as many."""
+    """Enumerate: the grade with more votes than any other, none where two have equally many."""
     for votes in itertools.product([0, 1, 2, "no_number"], repeat=count):
         numbers = [vote for vote in votes if vote != "no_number"]
         best = {
@@ -147,10 +147,10 @@ def test_it_follows_the_student_if_its_teacher_does() -> None:
 
 @dataclass
 class Grader(Stub):
-    """A server whose replies are given one by one, `ab` after the last."""
+    """A server that gives its replies one by one, then `ab`."""
 
     replies: list[str | None] = field(default_factory=list)
-    """The next texts; None: a refusal."""
+    """The next texts; None is a refusal."""
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         status, content = super().answer(path, body)
@@ -275,7 +275,7 @@ def test_a_judge_ahead_of_the_updates_gives_the_same_run(
 
 @pytest.mark.long
 def test_a_judge_that_is_pleased_without_right_answers_raises_an_alarm(tmp_path: Path) -> None:
-    """The judge likes digits that add up to 9, whatever was asked."""
+    """Check a judge that likes digits with the sum 9, for any question."""
     for name in ("student", "teacher"):
         make_model(tmp_path / name, seed=1, alphabet="0159")
     grade = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
@@ -354,7 +354,7 @@ def test_several_votes_decide_and_a_tie_teaches_nothing(
         1.0
     ]
     seeds = [body["seed"] for path, body in stub.asked if path == "/v1/chat/completions"]
-    assert len(set(seeds)) == 12, "every vote has a seed of its own"
+    assert len(set(seeds)) == 12, "every vote has a separate seed"
 
 
 def test_votes_that_cannot_differ_are_refused() -> None:

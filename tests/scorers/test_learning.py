@@ -1,4 +1,4 @@
-"""What a learned scorer learns: to tell writers apart, what is right, what to expect; and from which prompts."""
+"""Learned scorers: they learn to recognise writers, right answers and expected rewards; and the prompts they learn from."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_an_outcome_model_learns_from_its_own_prompts_what_is_right_elsewhere(
 def test_a_critic_gives_the_advantages_of_its_values(
     models: Path, tmp_path: Path, gamma: float, gae_lambda: float
 ) -> None:
-    """1506.02438, equation 16, token by token; tokens of others are no steps."""
+    """1506.02438, equation 16, token by token; tokens of other writers are no steps."""
     GENERATOR.manual_seed(2)
     scorer = build_scorer(models, tmp_path, type="value", gamma=gamma, gae_lambda=gae_lambda)
     answers = [
@@ -62,7 +62,7 @@ def test_a_critic_gives_the_advantages_of_its_values(
 def test_normalized_advantages_are_those_of_all_tokens_centred_over_their_spread(
     models: Path, tmp_path: Path
 ) -> None:
-    """As in LLM4Teach's code; an answer without a reward and the tokens of others have no part in it."""
+    """Check against LLM4Teach's code; an answer without a reward and tokens of other writers have no part in it."""
     rows = {}
     for normalize in (False, True):
         GENERATOR.manual_seed(4)

@@ -1,4 +1,4 @@
-"""Runs with scorers: which reward is learned from, the same bytes after a resume, ahead of updates, on a cluster."""
+"""Runs with scorers: the reward that is learned from, and the same bytes after a resume, ahead of updates, on a cluster."""
 
 import signal
 from contextlib import suppress
@@ -32,7 +32,7 @@ CHANGES: dict[str, Any] = {
 
 
 def stop_and_resume(models: Path, out: Path, changes: dict[str, Any]) -> Path:
-    """A run that is stopped after its second step and resumed."""
+    """Do a run that is stopped after its second step and resumed."""
     signals = iter([None, None, signal.SIGINT])
     with suppress(Interrupted):
         run(toy_recipe(models, changes), out=out, stop=lambda: next(signals, None), progress=False)
@@ -48,7 +48,7 @@ def test_a_resumed_run_has_the_same_bytes(models: Path, tmp_path: Path, lag: int
     saved = {path.name for path in (whole / "checkpoints" / "step-4").glob("scorer-*")}
     assert saved == {f"scorer-{name}.safetensors" for name in ("judge", "orm", "critic")}
     assert curve(whole, "scorer-judge/undecided") == [1.0, 0.0, 0.0, 0.0]
-    # Asked at its own step: an answer of a lag's age is judged by the newest scorer.
+    # Asked at its own step: an answer that is a lag old is judged by the newest scorer.
     judged = [row for row in rows(whole / "rollouts.jsonl") if row["step"] == 4]
     assert "Scorers above the verifier" in (whole / "report.html").read_text(encoding="utf-8")
     assert all(row["judgements"].keys() == {"judge", "orm", "critic"} for row in judged)
@@ -57,7 +57,7 @@ def test_a_resumed_run_has_the_same_bytes(models: Path, tmp_path: Path, lag: int
 @pytest.mark.long
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_killed_run_goes_on_with_the_same_bytes(models: Path, tmp_path: Path, lag: int) -> None:
-    """The kill comes after a step whose scorers have learned and whose checkpoint is not written."""
+    """Kill the run after a step that has trained its scorers, before its checkpoint is written."""
     changes = {**CHANGES, "rollout.max_staleness": lag, "train.checkpoint_every": 1}
     whole, out = toy_run(models, tmp_path / "whole", changes).folder, tmp_path / "parts"
     assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_with_the_same_bytes(models: Path, tmp_path: Path, 
 def test_a_clip_acts_over_parts_and_epochs_and_a_kill_between_them_changes_no_byte(
     models: Path, tmp_path: Path
 ) -> None:
-    """Two parts in two epochs are four updates a step; the kill comes after the second of step 3."""
+    """Two parts in two epochs are four updates per step; the kill comes after the second of step 3."""
     clipped = [
         {**term, "correction": "ratio_clip(0.02, 0.02)"} for term in CHANGES["objective"]["losses"]
     ]
@@ -94,7 +94,7 @@ def test_a_term_learns_from_its_own_scorer_alone(models: Path, tmp_path: Path) -
     only = {**CHANGES, "objective": CHANGES["objective"]["losses"][0], "train.steps": 2}
     folder = toy_run(models, tmp_path, only).folder
     metrics = rows(folder / "metrics.jsonl")
-    # In the warm-up the judge says nothing, so nothing is learned, whatever the verifier says.
+    # In the warm-up the judge gives no grades, so nothing is learned, for any reward of the verifier.
     assert metrics[0]["empty_updates"] == 1.0 and metrics[0]["grad_norm"] == 0.0
     assert metrics[1]["empty_updates"] == 0.0 and metrics[1]["grad_norm"] > 0.0
     weights = [row for row in rows(folder / "rollouts.jsonl") if row["step"] == 2]
@@ -154,6 +154,6 @@ def test_a_discriminator_without_answers_of_the_teacher_is_refused(
     changes |= {"reference": {"type": "self"}}
     with pytest.raises(
         RecipeError,
-        match=r"scorers\.judge: it learns to prefer .* write rollout.source: join\(teac",
+        match=r"scorers\.judge: it learns to prefer .* set rollout.source: join\(teac",
     ):
         toy_recipe(models, changes)

@@ -36,7 +36,7 @@ class VerifierFailed(Exception):
 
 
 class Client:
-    """The requests of one session, each waited for."""
+    """The requests of one session, with a wait for each answer."""
 
     def __init__(self, http: TestClient, service: Service, said: list[str]) -> None:
         self.http = http
@@ -99,7 +99,7 @@ class Client:
         num: int = 1,
         **more: Any,
     ) -> Any:
-        """A sampling request; `stop`, `temperature`, `top_k`, `top_p` go to the sampling parameters."""
+        """Build a sampling request; `stop`, `temperature`, `top_k`, `top_p` go to the sampling parameters."""
         names = ("stop", "temperature", "top_k", "top_p")
         params = {
             "seed": seed,
@@ -162,7 +162,7 @@ class Client:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let nothing begin within the block, so that what is asked there waits together."""
+        """Let nothing begin within the block, so that its requests wait together."""
         free = threading.Event()
 
         def wait(items: Sequence[None]) -> list[ResponseBody]:
@@ -193,7 +193,7 @@ def floats(data: bytes) -> np.ndarray:
 
 
 def logprobs(output: Any) -> list[np.ndarray]:
-    """The log-probabilities of each datum of a ForwardBackwardOutput."""
+    """Return the log-probabilities of each datum of a ForwardBackwardOutput."""
     found = []
     for record in output.loss_fn_outputs:
         batched = record.fields["logprobs"]
@@ -214,7 +214,7 @@ def serving(
     limits: RequestLimits | None = None,
     **gate: Any,
 ) -> Iterator[Client]:
-    """A service over the models of a folder, without a socket."""
+    """Run a service over the models of a folder, without a socket."""
     names = ("student", "teacher")
     said: list[str] = []
     served = {name: ModelConfig(model=str(models / name), device="cpu") for name in names}

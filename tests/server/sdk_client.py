@@ -1,6 +1,6 @@
-"""What a client does with the unchanged tinker package: run in a process of its own, prints one JSON object.
+"""A client's calls with the unchanged tinker package: runs in a separate process, and prints one JSON object.
 
-python sdk_client.py CHECKPOINT|-     (TINKER_BASE_URL and TINKER_API_KEY say where)
+python sdk_client.py CHECKPOINT|-     (TINKER_BASE_URL and TINKER_API_KEY give the server)
 """
 
 import json

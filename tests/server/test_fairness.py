@@ -1,4 +1,4 @@
-"""A short request takes its turns beside long ones: turns and passes are counted, nothing is timed."""
+"""A short request gets turns between long ones: turns and passes are counted, nothing is timed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ ANSWER = ResponseBody(b"", "")
 
 
 class CountedTurns:
-    """A job that runs steps of a model, and counts the turns it had."""
+    """A job that runs steps of a model, and counts its turns."""
 
     def __init__(self, steps) -> None:
         self._steps = steps
@@ -73,7 +73,7 @@ def build_item(tokens: int) -> SampleItem:
 
 
 def test_what_is_wanted_at_once_has_another_lane_than_samples_of_256_tokens():
-    """A thousand requests of one such sample fill their lane for minutes."""
+    """A thousand requests of one such sample occupy their lane for minutes."""
     assert build_item(2).lane < build_item(256).lane < build_item(4096).lane
 
 

@@ -14,7 +14,7 @@ from practicum.server.futures import Futures, ResponseBody
 
 @pytest.fixture
 def hasty():
-    """Threads change at almost every instruction."""
+    """Let threads switch at almost every instruction."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -45,11 +45,11 @@ def test_requests_begin_while_others_finish_on_another_thread(hasty):
 
 
 def test_a_kept_answer_holds_on_to_nobody_who_waited_for_it() -> None:
-    """A future keeps the callbacks of all who waited; each retrieval adds some, with all that they hold."""
+    """A future keeps the callbacks of all waiting callers; each retrieval adds some, with everything that they hold."""
 
     class Waiting:
         def __call__(self, future: Future[ResponseBody]) -> None:
-            """Nothing."""
+            """Do nothing."""
 
     futures, future, waiting = Futures(), Future[ResponseBody](), Waiting()
     futures.open("r", lambda: future)
@@ -61,7 +61,7 @@ def test_a_kept_answer_holds_on_to_nobody_who_waited_for_it() -> None:
 
 
 def test_what_is_kept_of_a_request_is_its_answer_alone() -> None:
-    """An answer and its bytes: no future, no lock, no queue of those who waited; each kept future was twelve objects."""
+    """Keep an answer and its bytes: no future, no lock, no queue of waiting callers; each kept future was twelve objects."""
     futures, count = Futures(), 200
 
     def answered(request_id: str) -> None:

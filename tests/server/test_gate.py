@@ -1,4 +1,4 @@
-"""Who is let in and what may come in; the tokens and options of the command line."""
+"""Access control: accepted clients and requests; the tokens and options of the command line."""
 
 import os
 
@@ -260,7 +260,7 @@ def test_off_this_machine_a_token_is_needed(models, tmp_path, monkeypatch):
 
 
 def test_small_answers_are_sent_at_once():
-    """asyncio sets TCP_NODELAY on connections of a listener that is named TCP, and on no others."""
+    """Check TCP_NODELAY: asyncio sets it on connections of a listener that is named TCP, and on no others."""
     import socket
 
     from practicum.server.serving import _listen

@@ -1,4 +1,4 @@
-"""No request changes the answer to another client's request, and no request reaches outside its own bounds."""
+"""No request changes the answer to another client's request, and no request exceeds its own limits."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ PLAIN: tuple[dict[str, Any], ...] = (
     {"tokens": [5, 2], "seed": 3, "num": 2, "temperature": 0.7, "top_p": 0.9},
     {"tokens": [2, 2, 2, 6], "seed": 4, "stop": [], "topk_sample_logprobs": 2},
 )
-"""Requests of well-behaved clients; the first is the shortest, so its lane takes most others."""
+"""Requests of well-behaved clients; the first is the shortest, and most other requests wait in the same lane."""
 
 UNBOUNDED = (
     {"temperature": 1e-40},
@@ -53,7 +53,7 @@ def read_answer(client, reply) -> tuple[list[list[int]], list[float]]:
 
 
 def send(client, body: dict[str, Any]) -> dict[str, Any]:
-    """Send a sampling request, which may be refused at once."""
+    """Send a sampling request, which may be refused immediately."""
     try:
         return client.ask(base_model="teacher", **body)
     except AssertionError as refusal:
@@ -213,7 +213,7 @@ def test_the_sampling_sessions_of_a_session_are_bounded(client, monkeypatch):
         f"this session has opened {count} sampling sessions, the most that are kept; create a new "
         "session"
     )
-    # One that is open is no new one, and still answers.
+    # An open request is not a new one, and is still answered.
     assert client.sampler(401, base_model="teacher") == opened[1]
     assert client.sample([1], sampling_session_id=opened[0]).sequences
     other = client.post("create_session", tags=[], user_metadata=None, sdk_version="0")

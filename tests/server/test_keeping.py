@@ -1,4 +1,4 @@
-"""What is kept: checkpoints, across servers too; models in memory; answers; and what is saved when the server closes."""
+"""Stored data: checkpoints, across servers too; models in memory; answers; and the state at the server's end."""
 
 import shutil
 import threading
@@ -115,7 +115,7 @@ def test_damaged_files_and_other_weights_are_refused(models, tmp_path):
         sampled = client.save(model, "b", "save_weights_for_sampler")
         with pytest.raises(
             VerifierFailed,
-            match=r"was saved to sample from; train on from one of tinker://.*/weights/",
+            match=r"was saved for sampling; continue training from tinker://.*/weights/",
         ):
             load_into(client, sampled, 1)
     weights = next(
@@ -129,7 +129,7 @@ def test_damaged_files_and_other_weights_are_refused(models, tmp_path):
     with serving(copies, tmp_path / "served") as client:
         with pytest.raises(
             VerifierFailed,
-            match="was trained over another model than the one that is now served as student",
+            match="was trained over another model than the model that is now served as student",
         ):
             load_into(client, path, 0)
         sampler = client.sampler(0, model_path=sampled)

@@ -1,4 +1,4 @@
-"""What the service keeps beside models and answers does not grow with the variety of what is asked."""
+"""The service's memory, except for models and answers, does not grow with the variety of requests."""
 
 import ctypes
 import os
@@ -45,7 +45,7 @@ with torch.no_grad():
     before = multiply(1, 200)
     print(multiply(200, 400) - before)
 """
-"""Batches of as many sizes as a service under load has; bytes in use after 200 sizes and after 200 more."""
+"""Runs batches of as many sizes as a service under load has; prints the growth of memory from 200 sizes to 400."""
 
 
 def test_products_of_many_sizes_leave_nothing_behind() -> None:

@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends, a parser gives a value or says what is wrong with it."""
+"""For any bytes of a client, a parser returns a value or an error that names the fault."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Connections whose headers or bodies do not arrive, over a real socket."""
+"""Connections with headers or bodies that do not arrive, over a real socket."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 async def application(scope, receive, send):
-    """Answers at once to `/early`, and after the body to all else."""
+    """Answer `/early` immediately, and all other paths after the body."""
     if scope["path"] != "/early":
         while (await receive()).get("more_body"):
             pass
@@ -53,7 +53,7 @@ def connected(port):
 
 
 def answer(connection):
-    """What is answered, up to the end of its body."""
+    """Return the answer, up to the end of its body."""
     read = b""
     while not read.endswith(b"ok"):
         part = connection.recv(4096)
@@ -63,7 +63,7 @@ def answer(connection):
 
 
 def closed(connection, drip=b""):
-    """Whether the other side ends the connection, while a byte is sent now and then."""
+    """Return whether the peer ends the connection, while a byte is sent now and then."""
     connection.settimeout(0.1)
     for _ in range(100):
         with contextlib.suppress(TimeoutError):

@@ -1,6 +1,6 @@
-"""The unchanged tinker package and the unchanged recipe of its cookbook against a server in a process of its own.
+"""The unchanged tinker package and the unchanged recipe of its cookbook against a server in a separate process.
 
-`PRACTICUM_TINKER_PYTHON` names an interpreter that has both; without it the one that runs the tests is asked.
+`PRACTICUM_TINKER_PYTHON` names an interpreter that has both; the default is the interpreter of the tests.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def needs(module):
 
 @contextlib.contextmanager
 def server(folder, *words):
-    """`practicum serve` until the block ends: its address, and the file of what it says."""
+    """Run `practicum serve` until the block ends; yield its address and its log file."""
     log = folder / f"server-{len(list(folder.glob('server-*')))}.log"
     env = environment({"PYTHONPATH": str(SOURCE)})
     with log.open("w") as out:
@@ -150,7 +150,7 @@ def test_the_cookbooks_on_policy_distillation_runs_and_resumes_unchanged(tmp_pat
     names = (
         "Qwen/Qwen3.5-9B-Base",
         "Qwen/Qwen3.5-9B",
-    )  # what the recipe knows; here folders of tiny models
+    )  # known to the recipe; here folders of tiny models
     for seed, name in enumerate(names):
         write_model(tmp_path / name, seed)
     data = tmp_path / "zwhe99" / "DeepMath-103K"
@@ -257,7 +257,7 @@ def test_the_cookbooks_self_distillation_runs_unchanged(tmp_path, how):
 
 
 def write_rows(folder, rows):
-    """A dataset as the cookbook's `load_dataset` finds it in the current folder."""
+    """Write a dataset where the cookbook's `load_dataset` finds it in the current folder."""
     folder.mkdir(parents=True)
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
 

@@ -1,4 +1,4 @@
-"""The service over tiny models: every endpoint, each held to the library underneath or to numbers worked out by hand."""
+"""The service over tiny models: every endpoint, compared with the library underneath or with hand-computed numbers."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def teacher(models):
 
 
 def expected(model, tokens):
-    """[N, V] by the model's own forward."""
+    """Return [N, V] by the model's own forward."""
     with torch.no_grad():
         logits = model.model(torch.tensor([tokens])).logits[0, :, : model.vocab_size]
     return torch.log_softmax(logits.float(), dim=-1)
@@ -284,7 +284,7 @@ def test_a_prompt_may_fill_the_context_when_it_is_scored(client):
         ),
         (
             {"target_prompt_logprobs": {"data": [1] * 5, "dtype": "int64", "shape": [5, 2]}},
-            r"target_prompt_logprobs has 5 values, not those of the shape \[5, 2\]",
+            r"target_prompt_logprobs has 5 values, which do not fit the shape \[5, 2\]",
         ),
         (
             {"target_prompt_logprobs": {"data": [99] * 5, "dtype": "int64", "shape": [5, 1]}},
@@ -349,7 +349,7 @@ def test_one_ratio_for_a_text_whatever_the_pieces_it_is_read_in(client, monkeypa
     loss = F.gspo(own, *inputs, **bounds).sum()
     assert sums == pytest.approx([2 * loss.item()] * 2, abs=1e-4)
     assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0
-    # The gradient of the same log-probabilities weighted by the derivative of the whole text's loss is the same gradient.
+    # Check that the same log-probabilities, weighted by the derivative of the whole text's loss, give the same gradient.
     (weights,) = torch.autograd.grad(loss, own)
     model = client.model(number=22)
     twin = {**SEQUENCE, "weights": (-weights).tolist()}
@@ -525,7 +525,7 @@ def test_gradients_add_up_over_requests_and_are_clipped_where_that_is_asked(clie
 
 
 def test_a_step_from_nothing_moves_nothing(client):
-    """Neither without any gradient nor with one of zeros, though momentum and weight decay would move the weights."""
+    """Check updates without any gradient and with zeros: momentum and weight decay would move the weights."""
     model = client.model(number=25)
     datum = {**SEQUENCE, "weights": [1.0] * 4}
     client.train(model, [datum], "cross_entropy")
@@ -572,7 +572,7 @@ BROKEN = [
     ),
     (
         {"loss": "gspo", "datum": {**DRAWN, "sequence_ratio_mask": [0.0] * 4}},
-        "datum 0: sequence_ratio_mask marks no token; mark those that were sampled",
+        "datum 0: sequence_ratio_mask marks no token; mark the sampled tokens",
     ),
     (
         {"datum": {**DRAWN, "mask": [1.0]}},
@@ -588,7 +588,7 @@ BROKEN = [
     ),
     (
         {"datum": {**DRAWN, "target_tokens": [2, 3]}},
-        r"datum 0: target_tokens has the shape \[2\], not that of the 4 tokens",
+        r"datum 0: target_tokens has the shape \[2\], not \[4\].* for 4 tokens",
     ),
     (
         {"datum": {**DRAWN, "advantages": [1.0]}},

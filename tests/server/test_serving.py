@@ -1,4 +1,4 @@
-"""What `practicum serve` finds before it says that it is ready."""
+"""Faults that `practicum serve` finds before it reports that it is ready."""
 
 import socket
 from pathlib import Path

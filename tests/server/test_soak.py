@@ -1,4 +1,4 @@
-"""A few seconds of the benchmark `soak`: clients, a trainer and a vandal at once against a server in its own process."""
+"""A few seconds of the benchmark `soak`: clients, a trainer and a vandal together against a server in its own process."""
 
 import pytest
 

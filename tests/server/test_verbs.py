@@ -1,4 +1,4 @@
-"""What a client can ask beside sampling and training: sessions, lifetimes and copies of checkpoints; and what it is refused."""
+"""Client requests in addition to sampling and training: sessions, lifetimes and copies of checkpoints, and refusals."""
 
 import json
 import time
@@ -123,11 +123,11 @@ def test_sessions_are_listed_described_and_found(client):
 
 REFUSED = [
     ("POST", "save_weights_external", "weights are not saved elsewhere"),
-    ("POST", "training_runs/r/checkpoints/weights/a/publish", "there is nobody to publish one to"),
+    ("POST", "training_runs/r/checkpoints/weights/a/publish", "publishing is not needed"),
     (
         "DELETE",
         "training_runs/r/checkpoints/weights/a/publish",
-        "there is nobody to publish one to",
+        "publishing is not needed",
     ),
     ("PUT", "sessions/s/project", "there are no projects here"),
     ("GET", "sessions/s/trace_export", "no traces are recorded here"),

@@ -1,4 +1,4 @@
-"""How work shares the one thread: lanes, turns, what is cancelled on the way, and models that do not fit together."""
+"""Sharing one thread between jobs: lanes, turns, cancelled work, and models that do not fit together."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def worker():
 
 
 class Endless:
-    """Work in steps that ends when it is told to."""
+    """Works in steps until it is told to end."""
 
     def __init__(self):
         self.begun = threading.Event()
@@ -78,7 +78,7 @@ def test_what_is_being_done_can_be_cancelled(worker):
     futures = [worker.submit(ModelJob(number, large.run, "x", lane=1)) for number in range(2)]
     assert large.begun.wait(10)
     assert futures[0].cancel()
-    assert not large.closed.wait(0.1)  # somebody waits for the other one
+    assert not large.closed.wait(0.1)  # a caller still waits for the second one
     assert futures[1].cancel()
     assert large.closed.wait(10) and not large.end.is_set()
     assert worker.submit(ModelJob(4, stepped, "x", lane=1)).result(10).body == b"4"

@@ -32,7 +32,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(case: tuple[int, in
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.85, 1.0])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_pass_at_k_of_sampled_answers_is_unbiased(count: int, chance: float) -> None:
-    """Over all outcomes of `count` answers the mean is the chance that one of k answers is right."""
+    """Check over all outcomes of `count` answers: the mean is the chance that one of k answers is right."""
     for k in range(1, count + 1):
         mean = sum(
             chance ** sum(outcome)
@@ -123,7 +123,7 @@ def test_the_calibration_error_is_the_mean_gap_of_equal_bins(
 
 
 def test_the_order_of_equally_confident_answers_does_not_matter() -> None:
-    """Answers of one confidence belong together: which of them stands first says nothing."""
+    """Check that the order of answers with equal confidence does not matter."""
     confidences, right = [0.5] * 4, [1.0, 0.0, 1.0, 0.0]
     assert calibration_error(confidences, right, bins=2) == pytest.approx(
         calibration_error(confidences, right[::-1], bins=2)

@@ -1,4 +1,4 @@
-"""Means with intervals: hand-computed values, laws, and how often an interval holds the truth."""
+"""Means with intervals: hand-computed values, laws, and their coverage."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ def test_a_bootstrap_interval_holds_the_mean_about_as_often_as_it_says() -> None
 
 @pytest.mark.long
 def test_tokens_of_one_prompt_are_not_independent() -> None:
-    """With all variance between prompts, an interval over tokens would hold the mean far too seldom; over prompts it does."""
+    """Check variance between prompts: intervals over prompts cover the mean, intervals over tokens far too seldom."""
     generator = torch.Generator().manual_seed(1)
     held = naive = 0
     for number in range(300):
@@ -115,7 +115,7 @@ def test_reversing_the_scores_mirrors_the_area() -> None:
 def test_the_spread_of_an_area_is_that_of_hanley_and_mcneil(
     good: int, bad: int, expected: float
 ) -> None:
-    """An area of exactly 3/4: a quarter of the right answers score below every wrong one."""
+    """Check an area of exactly 3/4: a quarter of the right answers score below every wrong one."""
     low = good // 4
     scores = [0.0] * low + [2.0] * (good - low) + [1.0] * bad
     found = auroc(scores, [True] * good + [False] * bad)

@@ -22,7 +22,7 @@ from practicum.statistics.repeats import t_critical, two_sided
 
 
 def test_a_gain_on_every_one_of_two_prompts_is_not_certain() -> None:
-    """A bootstrap of two equal differences would give [1.00, 1.00]."""
+    """Check two equal differences: a bootstrap would give [1.00, 1.00]."""
     gain = difference([1.0, 1.0], [0.0, 0.0], 0)
     assert gain.mean == gain.high == 1.0
     assert gain.low < 0.0, "two prompts cannot tell the gain from none"
@@ -30,7 +30,7 @@ def test_a_gain_on_every_one_of_two_prompts_is_not_certain() -> None:
 
 @pytest.mark.parametrize("counts", [(12, 2, 50), (0, 3, 10), (5, 5, 11), (4, 0, 36)])
 def test_an_end_is_where_the_score_test_only_just_rejects(counts: tuple[int, int, int]) -> None:
-    """The slow twin finds the likeliest share of lost pairs by search, as Tango (1998) defines."""
+    """Check against the slow twin, which finds the most likely share of lost pairs by search, as Tango (1998) defines."""
     gained, lost, count = counts
     interval = score_interval(*counts)
     for end in (interval.low, interval.high):
@@ -48,7 +48,7 @@ def test_an_end_is_where_the_score_test_only_just_rejects(counts: tuple[int, int
 
 
 def find_peak(height: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one peak is highest, by cutting a third of the range away again and again."""
+    """Return where a function with one peak is highest, by repeatedly cutting a third of the range away."""
     for _ in range(100):
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (left, high) if height(left) < height(right) else (low, right)
@@ -57,7 +57,7 @@ def find_peak(height: Callable[[float], float], low: float, high: float) -> floa
 
 @pytest.mark.parametrize("count", [2, 5, 10, 20])
 def test_the_interval_holds_the_difference_as_often_as_it_says(count: int) -> None:
-    """The chance of every outcome is added up for differences over the whole triangle."""
+    """Add up the chance of every outcome, for differences over the whole triangle."""
     outcomes = [(b, c) for b in range(count + 1) for c in range(count + 1 - b)]
     intervals = {outcome: score_interval(*outcome, count) for outcome in outcomes}
     coverages = []
@@ -91,7 +91,7 @@ def test_swapping_the_samples_mirrors_the_interval(count: int) -> None:
 
 
 def test_differences_of_another_size_are_scaled() -> None:
-    """Rewards of -1 and +1 have twice the differences of 0 and 1, and twice the interval."""
+    """Check that rewards of -1 and +1 have twice the differences of 0 and 1, and twice the interval."""
     plain = difference([1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0], 0)
     doubled = difference([1.0, -1.0, 1.0, 1.0], [-1.0, -1.0, 1.0, -1.0], 0)
     assert (doubled.low, doubled.high) == pytest.approx((2 * plain.low, 2 * plain.high))
@@ -110,7 +110,7 @@ def test_differences_of_many_sizes_are_bootstrapped_or_have_students_t() -> None
 
 
 def test_equal_shares_have_an_interval_with_a_width() -> None:
-    """Four right answers of four to each of three prompts do not make 1.00 certain."""
+    """Check that four right answers of four to each of three prompts do not make 1.00 certain."""
     assert mean_score([1.0, 1.0, 1.0], 0) == wilson(3.0, 3)
     assert mean_score([0.5, 0.5], 0) == wilson(1.0, 2)
     assert mean_score([2.5, 2.5], 0) == Interval(2.5, 2.5, 2.5), "no share: nothing is known"
@@ -118,7 +118,7 @@ def test_equal_shares_have_an_interval_with_a_width() -> None:
 
 @pytest.mark.parametrize("freedom", [1, 2, 7, 40])
 def test_students_distribution_is_the_incomplete_beta_function(freedom: int) -> None:
-    """Both tails beyond t hold I(n / (n + t^2); n / 2, 1 / 2), regularised."""
+    """Check that both tails beyond t hold I(n / (n + t^2); n / 2, 1 / 2), regularised."""
 
     def measure_tails(t: float) -> float:
         share = freedom / (freedom + t * t)

@@ -1,4 +1,4 @@
-"""A share of a gap, and the smallest difference that a number of prompts can tell."""
+"""A share of a gap, and the smallest difference that a number of prompts can detect."""
 
 import math
 

@@ -63,7 +63,9 @@ def test_holm_by_hand():
 def test_repeats_needed_resolve_at_eighty_per_cent():
     differences = [0.5, 1.5, -0.5, 2.5]  # mean 1, standard deviation 1.29
     needed = repeats_needed(differences)
-    assert needed == 16  # 7.85 * 1.29^2 = 13.1, and what Student's t costs over the normal
+    assert (
+        needed == 16
+    )  # 7.85 * 1.29^2 = 13.1, and the additional cost of Student's t over the normal
     assert repeats_needed(differences, tests=3) > needed
     draw = random.Random(1)
     hits = sum(t_test([draw.gauss(1.0, 1.29) for _ in range(needed)]) < 0.05 for _ in range(400))

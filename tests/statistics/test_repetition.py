@@ -20,7 +20,7 @@ TOKENS = st.lists(st.integers(0, 2), max_size=24)
 
 
 def test_an_answer_is_degenerate_by_the_definition_of_the_paper() -> None:
-    """Longer than 10,000 characters, and the last 10,000 compress more than tenfold (arXiv 2604.08527)."""
+    """Check answers longer than 10,000 characters with last 10,000 that compress more than tenfold (arXiv 2604.08527)."""
     noise = "".join(random.Random(0).choices(string.printable, k=20_000))
     loop = "so the answer is 4. " * 1_000
     assert is_degenerate(loop) and is_degenerate(noise + loop) and not is_degenerate(noise)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gold:
-    """An answer as a file has it, replies that are right and replies that are wrong."""
+    """An answer as stored in a file, with right and wrong replies."""
 
     answer: str
     right: tuple[str, ...]

@@ -88,7 +88,7 @@ def test_an_answer_in_whatever_form_is_right_and_its_form_is_counted(tmp_path: P
     ]:
         rollout = Rollout.from_text(prompt, call, answer)
         assert (task.reward(rollout), task.count_answers(rollout)) == (right, count), answer
-    # An answer counts wherever it stands: here before the call as well.
+    # An answer counts at any position: here before the call as well.
     assert task.count_answers(Rollout.from_text(prompt, stated, call, stated)) == 2
     plain = build(Config(train_size=4, heldout_size=1), TaskContext(0, tmp_path))
     assert plain.count_answers(rollout) is None
@@ -98,7 +98,7 @@ def test_tags_are_checked() -> None:
     with pytest.raises(ValidationError, match="write tags"):
         Config(sloppy=0.5)
     for tags in (("<", "<"), ("<", "<<"), ("", ">")):
-        with pytest.raises(ValidationError, match="neither is in the other"):
+        with pytest.raises(ValidationError, match="do not contain each other"):
             Config(tags=tags)
 
 

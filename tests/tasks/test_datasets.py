@@ -1,4 +1,4 @@
-"""Hugging Face datasets as their own package writes them, and what cannot be loaded."""
+"""Hugging Face datasets as their own package writes them, and datasets that cannot be loaded."""
 
 import sys
 from pathlib import Path
@@ -60,7 +60,9 @@ def test_saved_datasets_and_data_files_are_read(tmp_path: Path) -> None:
 
 def test_rows_of_a_dataset_are_read_as_those_of_files(tmp_path: Path) -> None:
     save(tmp_path)
-    with pytest.raises(DataError, match=r"one\[train\]: none.*write columns: \{prompt: question\}"):
+    with pytest.raises(
+        DataError, match=r"one\[train\]: all of its .*write columns: \{prompt: question\}"
+    ):
         task(tmp_path, path="one", columns={})
     rows = [{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}]
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "turns"))

@@ -1,7 +1,7 @@
-"""A harness leads a conversation: it asks an endpoint for tokens, which the live student samples and trains on as they are.
+"""A harness leads a conversation: it asks an endpoint for tokens, and the live student samples them and trains on exactly them.
 
-The requests are those that the training client of verifiers 0.4 sends (`verifiers_record.json`, recorded by `make peers`); only the
-token ids are those of this student.
+The requests equal the requests of verifiers 0.4's training client (`verifiers_record.json`, recorded by `make peers`), except
+that the token ids belong to this student.
 """
 
 import http.client
@@ -35,7 +35,7 @@ REPLY = "dc"
 
 
 def ask(base_url: str, token_ids: list[int]) -> list[int]:
-    """What the training client does: look the model up, then ask for the tokens after a text."""
+    """Send the requests of the training client: look the model up, then ask for the tokens after a text."""
     root = base_url.removesuffix("/v1")
     with urllib.request.urlopen(f"{base_url}/models", timeout=20) as answer:
         assert json.load(answer)["data"][0]["id"] == RECORD["model"]
@@ -228,7 +228,7 @@ def test_without_the_package_a_recipe_says_how_to_get_it() -> None:
 def test_the_live_student_speaks_through_a_harness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two steps: the journal has the harness's tokens and the student's as they were sent, of newer weights in the second step."""
+    """Check two steps: the journal has the exact tokens of harness and student, from newer weights in the second step."""
     runner = Runner()
 
     class Opened(Runner):

@@ -83,7 +83,10 @@ BAD = [
     (b'{"prompt": "a", "answer": true}', "answer is of type bool, not a text or a number"),
     (b'{"prompt": "a", "answer": ["b", "c"]}', "answer is a list of 2; write one text or number"),
     (b'{"prompt": "a", "answer": [["b"]]}', "answer is of type list, not a text or a number"),
-    (b'{"prompt": "a", "answer": " "}', "answer is empty; leave it out where there is none"),
+    (
+        b'{"prompt": "a", "answer": " "}',
+        "answer is empty; leave the field out if a row has no answer",
+    ),
     (b'{"prompt": 5}', "prompt is of type int, not a text"),
     (b'{"prompt": " "}', "prompt is empty"),
     (b'{"answer": "b"}', "give either prompt or messages"),
@@ -198,7 +201,7 @@ def test_too_many_bad_rows_end_the_run(folder: Folder) -> None:
     folder.write(*rows(99), b"x")
     assert len(folder.task().train_prompts()) == 99
     folder.write(*rows(98), b"{}", b"x", b"y", b"z")
-    expected = r"rows.jsonl: 4 of 102 rows cannot be used; row 99 is {}: give either prompt or messages; mend them"
+    expected = r"rows.jsonl: 4 of 102 rows cannot be used; row 99 is {}: give either prompt or messages; fix them"
     with pytest.raises(DataError, match=expected):
         folder.task()
     with pytest.raises(DataError, match=r"raise task.max_rejected, which is 0\.01"):
@@ -223,7 +226,7 @@ def test_an_answer_must_suit_the_verifier(folder: Folder) -> None:
 def test_a_file_without_rows_is_refused(folder: Folder, text: bytes) -> None:
     (folder.path / "rows.jsonl").write_bytes(text)
     with pytest.raises(
-        DataError, match=r'rows.jsonl: no rows; write one a line, for example {"prompt"'
+        DataError, match=r'rows.jsonl: no rows; write one row per line, for example {"prompt"'
     ):
         folder.task()
 

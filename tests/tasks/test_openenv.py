@@ -1,4 +1,4 @@
-"""An environment behind a server: its words are turns, its rewards those of turns, its failures end one conversation."""
+"""An environment behind a server: its messages are turns, rewards belong to turns, failures end one conversation."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ LETTERS = "abcd"
 
 
 class Counting:
-    """Asks for a letter three times; right answers are worth a third. The protocol is that of OpenEnv 0.10."""
+    """Asks for a letter three times; right answers are worth a third. The protocol is OpenEnv 0.10."""
 
     def __init__(self) -> None:
         self.seed, self.turns = 0, 0
@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
 
 
 def run_server(open_environment: Callable[[], Callable[[dict[str, Any]], Any]]) -> Iterator[str]:
-    """A server with an environment for each connection."""
+    """Run a server with an environment for each connection."""
 
     def handle(connection: ServerConnection) -> None:
         answer = open_environment()
@@ -118,7 +118,7 @@ def test_a_reward_out_of_range_ends_its_conversation_and_not_the_run(url: str) -
     with pytest.raises(ServerError, match=r"the reward is 1; write task\.reward_range"):
         episode.step("c")
     episode.close()
-    # Cut off before that, it has the nearer end of the range.
+    # If it is cut off earlier, it gets the nearer end of the range.
     turns = (Turn("assistant", 1, "a", reward=0.4), Turn("assistant", 1, "b", reward=0.4))
     assert env.reward(replace(Rollout.from_text(prompt, "a", "b"), turns=turns)) == 1.0
 

@@ -1,4 +1,4 @@
-"""The beginnings of earlier conversations as prompts: which there are, what was noted, and rounds of play and learning."""
+"""The beginnings of earlier conversations as prompts: selection, notes, and rounds of play and learning."""
 
 import json
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_each_turn_of_the_student_has_its_beginning_and_all_that_was_noted(tmp_p
     prompts = task.train_prompts()
     said = [[message.content for message in prompt.messages] for prompt in prompts]
     question = said[0][0]
-    # Both conversations begin alike up to the second answer: two prompts, not four.
+    # Both conversations are equal up to the second answer: two prompts, not four.
     assert said == [[question], [question, "no", "try again"], [said[2][0]]]
     assert len({prompt.id for prompt in prompts}) == 3
     assert {prompt.privileged["experience"] for prompt in prompts} == {"two\none"}
@@ -59,8 +59,8 @@ def test_each_turn_of_the_student_has_its_beginning_and_all_that_was_noted(tmp_p
     assert len(held_out) == 2 and not task.opens_episodes
     talks = open_task(tmp_path, task={"type": "user", "task": PLAYED})
     assert talks.heldout_prompts() == [] and not talks.opens_episodes
-    assert talks.reward(Rollout.from_text(prompts[0], "yes")) is None, "nobody is left to ask"
-    # The student's folder of a stage lies beside its rows.
+    assert talks.reward(Rollout.from_text(prompts[0], "yes")) is None, "no user is left to ask"
+    # The student's folder of a stage is next to its rows.
     (tmp_path / "model").mkdir()
     assert len(open_task(tmp_path / "model").train_prompts()) == 3
     assert open_task(tmp_path).train_prompts()[0].privileged == {}
@@ -78,7 +78,7 @@ def open_task_of_reverse() -> Any:
     [
         (None, "cannot be read .*; give the rollouts.jsonl of a run"),
         ("", "no rows; give the rollouts.jsonl of a run that has ended"),
-        ("nonsense\n", "row 1 is no rollout; give the rollouts.jsonl of a run as it was written"),
+        ("nonsense\n", "row 1 is not a rollout; give the unmodified rollouts.jsonl of a run"),
         ('{"prompt": "zz"}\n', "row 1: no prompt of task.task is called 'zz'; give the task"),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_line_separator_in_a_turn_ends_no_row(tmp_path: Path) -> None:
 
 
 def play(models: Path, tmp_path: Path) -> Path:
-    """The folder of a run whose student, of random weights, writes pairs of letters in either spelling."""
+    """Run a student with random weights that writes pairs of letters in either spelling; return the folder."""
     student = make_model(tmp_path / "odd", tokenizer="pairs")
     changes = {
         "task": TALK,
@@ -113,7 +113,7 @@ def play(models: Path, tmp_path: Path) -> Path:
 
 
 def consolidate(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Changes of the toy recipe: the student learns on what was played in a folder."""
+    """Return changes of the toy recipe: the student learns from the conversations of a folder."""
     return {
         "student.model": str(folder.parent / "odd"),
         "task": {"type": "played", "run": {"model": str(folder)}, "task": TALK},
@@ -133,7 +133,7 @@ def assemble(models: Path, tmp_path: Path, folder: Path, **changes: Any) -> Step
 
 
 def list_stored(folder: Path) -> list[tuple[int, ...]]:
-    """The tokens before each turn of the student's, as they stand in the rows."""
+    """Return the tokens before each turn of the student, as stored in the rows."""
     stored = []
     for row in rows(folder / "rollouts.jsonl"):
         begun, said = tuple(row["prompt_tokens"]), row["tokens"]
@@ -153,14 +153,14 @@ def test_beginnings_come_back_as_the_tokens_that_were_stored(
     rendered = {prompt.id: parts.renderer.render(prompt.messages) for prompt in parts.prompts}
     stored = list_stored(folder)
     assert set(rendered.values()) == set(stored) and len(set(stored)) == len(parts.prompts)
-    assert "rendered in other tokens" not in caplog.text
-    # It matters here: in their texts' own spelling most of them are other tokens.
+    assert "rendered to other tokens" not in caplog.text
+    # The difference matters here: most texts have other tokens when they are encoded again.
     plain = {
         tuple(parts.renderer.render([replace(message, tokens=()) for message in prompt.messages]))
         for prompt in parts.prompts
     }
     assert len(plain.intersection(stored)) < 0.7 * len(stored)
-    # A teacher with more in view reads the same turns: only the last one is written anew.
+    # A teacher with more context reads the same turns: only the last message is rewritten.
     later = [prompt for prompt in parts.prompts if len(prompt.messages) > 1]
     longer = Privileged(reference="ab", system="b", teacher={"type": "self"})
     for prompt in later:
@@ -194,7 +194,7 @@ def test_two_spellings_of_a_beginning_are_two_prompts(tmp_path: Path) -> None:
     ]
     assert prompts[2].id == f"{prompts[1].id}#2" and prompts[1].id.endswith('"ab", "no"]')
     write(tmp_path, {**write_row(3), "tokens": [3]})
-    with pytest.raises(DataError, match="row 1 is no rollout"):
+    with pytest.raises(DataError, match="row 1 is not a rollout"):
         open_task(tmp_path)
 
 
@@ -210,8 +210,8 @@ def test_a_student_with_other_tokens_reads_the_text_and_the_run_says_so(
     count = len(parts.prompts)
     lines = [line for line in caplog.messages if "other tokens" in line]
     assert lines == [
-        f"{count} of {count} stored prompts are rendered in other tokens than they had: the student's "
-        "tokenizer, template or system turn is another one"
+        f"{count} of {count} stored prompts are rendered to other tokens than before: the student's "
+        "tokenizer, template or system turn differs"
     ]
     if "student.model" in changes:
         for prompt in parts.prompts:
@@ -279,7 +279,7 @@ def test_a_teachers_probes_become_turns(tmp_path: Path) -> None:
         "train.prompts_per_step=3",
         "evaluation.prompts=0",
         "stages.probe.notes.probe.shortest=0",
-        # A model that knows nothing answers no probe.
+        # An untrained model answers no probe.
         "stages.probe.notes.probe.choose=longest",
     ]
     folder = run("pipelines/probing-to-refine", changes, out=tmp_path, progress=False).folder

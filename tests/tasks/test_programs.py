@@ -1,4 +1,4 @@
-"""Programs as answers: what runs, what is right, and that nothing but arithmetic runs."""
+"""Programs as answers: which programs run, which are right, and that only arithmetic runs."""
 
 from pathlib import Path
 

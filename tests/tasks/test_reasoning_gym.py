@@ -21,7 +21,7 @@ HOSTILE = [
     "__import__('os').system('touch FILE')",
     "[__import__('os').system('touch FILE')]",
     "[open('FILE', 'w').write('1')]",
-    # Looks for the pipe that scores go through, by name and by number.
+    # Search for the pipe that scores go through, by name and by number.
     "[__import__('os').write(fd, b'{\"value\": 1.0}\\n') for fd in range(3, 20)]",
     "[f.f_locals['answers'].write('1') for f in [__import__('sys')._getframe(n) for n in range(9)]]",
 ]

@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_words() -> None:
     ("settings", "message"),
     [
         ({"skills": ["sorted"]}, "skills: no skill named 'sorted'; did you mean 'sort'"),
-        ({"skills": ["sort", "copy", "sort"]}, "skills: 'sort' stands twice"),
+        ({"skills": ["sort", "copy", "sort"]}, "skills: 'sort' is listed twice"),
         (
             {"skills": ["sort", "copy"], "train": ["cop"]},
             "train: no skill named 'cop'; did you mean 'copy'",

@@ -1,4 +1,4 @@
-"""The task `tools`: functions, an interpreter and an MCP server as tools, and what each does when it is misused."""
+"""The task `tools`: functions, an interpreter and an MCP server as tools, and the misuse of each."""
 
 import json
 import sys
@@ -136,7 +136,7 @@ def test_a_program_reads_neither_the_users_files_nor_writes_without_end(
     [
         ("bare", "has no docstring, which tells the model what it does"),
         ("untyped", "has no type for word; write word: str"),
-        ("many", "takes *words: str, and a tool takes arguments by their names"),
+        ("many", "takes *words: str, and a tool only takes arguments by name"),
         ("THING", "is no function"),
         ("missing", "has no 'missing'"),
     ],
@@ -220,11 +220,11 @@ def test_conversations_have_interpreters_of_their_own_and_equal_seeds_draw_the_s
 
 
 RECORD = json.loads((HERE / "mcp_record.json").read_text())
-"""What the server of mcp_server.py answered, through the mcp package: see the slow test."""
+"""Recorded answers of mcp_server.py through the mcp package: see the slow test."""
 
 
 class Recorded:
-    """A connection that answers what a real server answered."""
+    """A connection that replays the answers of a real server."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Mapping[str, Any]]] = []
@@ -256,7 +256,7 @@ def test_the_tools_of_a_server_are_read_and_called(monkeypatch: pytest.MonkeyPat
 
 
 def hold_server(tool: Any) -> None:
-    """What a server answers, recorded or real."""
+    """Run a server with recorded or real answers."""
     session = tool.open(0)
     assert session.call("count_letter", {"word": "banana", "letter": "a"}) == "3"
     check("failed", "Error executing tool fail", session, "fail")

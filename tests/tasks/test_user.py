@@ -1,4 +1,4 @@
-"""A user who replies to answers: what is said, how often, and what a verifier has to say."""
+"""A user who replies to answers: the messages, how often, and a verifier's feedback."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_the_user_replies_until_an_answer_is_right_or_the_tries_are_over() -> No
 def test_a_reply_without_a_field_or_a_task_that_replies_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"no field \{hint\}; it can have question, answer"):
         Config(task=ROWS, wrong="{hint}")
-    with pytest.raises(DataError, match=r"task\.task: .walker. replies to its answers already"):
+    with pytest.raises(DataError, match=r"task\.task: .walker. already replies to its answers"):
         open_task(task={"type": "walker"})
 
 

@@ -1,4 +1,4 @@
-"""The walk: a turn by hand, what the expert and the environment know, and what is wrong."""
+"""The walk: a turn by hand, the knowledge of expert and environment, and invalid settings."""
 
 import random
 from pathlib import Path

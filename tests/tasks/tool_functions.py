@@ -1,4 +1,4 @@
-"""Functions as tools: some work, some misbehave, some are none."""
+"""Functions as tools: some work, some misbehave, some are no valid tools."""
 
 import os
 import time

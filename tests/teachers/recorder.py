@@ -1,4 +1,4 @@
-"""A teacher that writes down what it is asked, and rollouts to ask about."""
+"""A teacher that records its requests, and rollouts to ask about."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingPar
 
 @dataclass
 class Recorder(Teacher):
-    """Answers every token with the same log-probability, and keeps the rollouts, signals and states it met."""
+    """Answers every token with the same log-probability, and stores the rollouts, signals and states it received."""
 
     logprob: float = -1.0
     silent_about: frozenset[str] = frozenset()

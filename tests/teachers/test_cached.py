@@ -1,4 +1,4 @@
-"""A cached teacher says the same on a miss and on a hit, asks its model once, and does not change what a resume computes."""
+"""A cached teacher gives equal answers on misses and hits, asks its model once, and does not change a resumed run."""
 
 import json
 import os
@@ -62,7 +62,7 @@ MIB = 2**20
 
 @dataclass
 class ServerGenerator(SamplingClient):
-    """A model whose answers depend on what shares their batch, as rounding does, only that here everyone sees it."""
+    """A model with answers that depend on the rest of the batch, as with rounding, but large enough to see."""
 
     asked: list[list[ScoreRequest]] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
@@ -100,7 +100,7 @@ class ServerGenerator(SamplingClient):
 
 
 def client(folder: Path | None, bare: ServerGenerator, max_bytes: int = MIB) -> CachingClient:
-    """A client as it is in a process that has just begun."""
+    """Return a client as in a process that has just started."""
     return CachingClient(
         bare,
         lambda: ModelScores("model", None if folder is None else ScoreStore(folder, max_bytes)),
@@ -133,7 +133,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-# What is said.
+# Answers
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ CALLS = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4), min_size=1
 
 
 def sized(numbers: Sequence[int]) -> list[ScoreRequest]:
-    """Completions of which some are much longer than others, so that one that fits can come after one that does not."""
+    """Return completions of very different lengths, so that one that fits can follow one that does not."""
     return [request(number, 50 if number > 4 else 2) for number in numbers]
 
 
@@ -351,7 +351,7 @@ def sized(numbers: Sequence[int]) -> list[ScoreRequest]:
 def test_a_run_that_goes_back_hears_what_it_heard_before(
     calls: list[list[int]], room: int, data: st.DataObject
 ) -> None:
-    """Whatever was kept when a run was killed, and wherever it goes on, every answer is that of the run never killed."""
+    """Wherever a killed run resumes, and with any stored entries, it gets the answers of an uninterrupted run."""
     with tempfile.TemporaryDirectory() as place:
         whole = client(Path(place) / "whole", ServerGenerator(), room)
         heard = [whole.score(sized(call), Full()) for call in calls]
@@ -409,7 +409,7 @@ def cached(models: Path, **settings: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight steps over three batches of a dataset, in one go."""
+    """Run eight steps over three batches of a dataset without interruption."""
     return toy_run(models, tmp_path_factory.mktemp("whole"), cached(models)).folder
 
 
@@ -430,7 +430,7 @@ def test_it_says_at_the_end_how_much_was_there(models: Path, tmp_path: Path) -> 
     console = RecordingConsole()
     toy_run(models, tmp_path, cached(models), console=console)
     assert any(
-        "20 of 32 completions were scored before" in line and "bytes a token" in line
+        "20 of 32 completions were scored before" in line and "bytes per token" in line
         for line in console.events
     )
 
@@ -459,7 +459,7 @@ def test_killed_anywhere_the_resumed_run_is_the_same(
 
 
 SHORT_FILLS = {(0.001, "full"), (0.003, "sampled")}
-"""The sizes and signals that the suite tries; `make slow` tries all."""
+"""The sizes and signals that the suite tries; `make slow` tries all of them."""
 
 
 @pytest.mark.parametrize(
@@ -542,11 +542,11 @@ def flipped(path: Path, place: int) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut short": (lambda path: os.truncate(path, path.stat().st_size - 1), "not as long"),
+    "cut short": (lambda path: os.truncate(path, path.stat().st_size - 1), "its length differs"),
     "empty": (lambda path: os.truncate(path, 0), "header does not match"),
     "another header": (lambda path: flipped(path, 20), "header does not match"),
     "an answer": (lambda path: flipped(path, path.stat().st_size - 20), "an answer does not match"),
-    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "not as long"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "its length differs"),
     "another file": (lambda path: path.write_text("hello"), "header does not match"),
 }
 
@@ -651,12 +651,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"teacher": {"type": "pool", "teachers": {"a": MODEL}}},
         "put `cached` inside each member",
     ),
-    "cached": ({"teacher": {"type": "cached", "teacher": MODEL}}, "cached already"),
+    "cached": ({"teacher": {"type": "cached", "teacher": MODEL}}, "already cached"),
     "none": ({"teacher": "none"}, "scores without a model"),
     "scripted": ({"teacher": {"type": "scripted", "tape": "t.jsonl"}}, "scores without a model"),
     "scratch": (
         {"teacher": {"type": "model", "model": {"seed": 1}}, "folder": "s"},
-        "another one in every run",
+        "differs in every run",
     ),
     "nothing to hold": ({"teacher": MODEL, "max_mib": 0}, "greater than 0"),
 }
@@ -689,7 +689,7 @@ def trainer(models: Path) -> tuple[LocalTrainer, Renderer]:
 def loading(
     trainer: tuple[LocalTrainer, Renderer], tmp_path: Path
 ) -> Callable[[ServerGenerator], TeacherContext]:
-    """A context in which every model is the given speaker."""
+    """Return a context in which every model is the given client."""
 
     def context(bare: ServerGenerator) -> TeacherContext:
         model = Model(bare, trainer[1], 512, "speaker")
@@ -710,7 +710,7 @@ def model_folder(tmp_path: Path) -> str:
 def test_a_context_is_part_of_the_prompt_that_is_looked_up(
     loading: Callable[[ServerGenerator], TeacherContext], model_folder: str
 ) -> None:
-    """Around a context or inside of one, each sibling that is shown is a prompt of its own."""
+    """Around or inside a context, each sibling that is shown makes a separate prompt."""
     asked = Prompt("p", (Message("user", "ab"),))
     group = [rollout(asked, sample=number, reward=1.0, text="abc"[number]) for number in range(3)]
     model = {"type": "model", "model": model_folder}
@@ -722,7 +722,7 @@ def test_a_context_is_part_of_the_prompt_that_is_looked_up(
     )
     first = outer.score(group, Full())
     assert [len(call) for call in around.asked] == [2], (
-        "the first shows the second, the others show the first"
+        "the first shows the second, all further ones show the first"
     )
     assert same(first, outer.score(group, Full())) and len(around.asked) == 1
     outer.score([replace(one, text="d") for one in group], Full())
@@ -784,7 +784,7 @@ def test_a_teacher_without_a_model_is_named_when_it_is_built(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What another package adds is known only then."""
+    """Entries of other packages are only known at that point."""
     source = (
         "from typing import Literal\nfrom practicum.ports import TeacherConfig\n"
         "from practicum.objective import NO_CAPABILITIES\nfrom practicum.teachers.none import NoTeacher\n"

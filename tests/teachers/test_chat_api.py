@@ -264,7 +264,7 @@ def test_an_answer_is_paid_for_once_also_across_runs_and_a_kill(
     again = toy_run(models, tmp_path / "again", changes).folder
     assert len(list_asked(stub)) == paid
     assert_same_run(whole, again)
-    # Every prompt is read and an answer's first two tokens of three, whether it was kept or not.
+    # Every prompt is read and an answer's first two tokens of three, for stored and new answers.
     first, *_ = rows(again / "metrics.jsonl")
     assert first["cost/flops_sample"] >= 2 * 1000 * 8 * (1 + 2)
     store = AnswerStore(tmp_path / "kept")
@@ -296,7 +296,7 @@ def test_a_run_stops_before_it_exceeds_its_budget_and_goes_on_without_paying_aga
     models: Path, stub: Stub, tmp_path: Path
 ) -> None:
     def build(budget: float) -> dict[str, Any]:
-        # Two requests are open at once, so no more than two are paid for beyond the check.
+        # Two requests are open at the same time, so at most two are paid for beyond the check.
         limits = {"prices": PRICES, "budget": budget, "concurrency": 2}
         changes = build_changes(stub, **limits)
         return {**changes, "train.steps": 4, "train.checkpoint_every": 10}
@@ -362,7 +362,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(
     file = tmp_path / "answers.jsonl"
     file.write_text(file.read_text() + '{"key": "c", "mon')
     again = AnswerStore(tmp_path)
-    assert len(again) == 2 and again.money == 0.75 and "1 lines are no answers" in caplog.text
+    assert len(again) == 2 and again.money == 0.75 and "1 lines are not answers" in caplog.text
     assert again.get("a") == ChatAnswer("x", True, False, 1, 2)
     again.add("c", ChatAnswer("z", False), 0.0)
     assert len(AnswerStore(tmp_path)) == 3
@@ -375,7 +375,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(
 
 
 def test_a_budget_without_prices_is_refused() -> None:
-    with pytest.raises(ValidationError, match="there are no prices to count with; write for"):
+    with pytest.raises(ValidationError, match="it needs prices; set for"):
         Config(url="http://localhost:1", model="m", budget=1.0)
 
 

@@ -1,4 +1,4 @@
-"""The task's own expert as a teacher: a case by hand, the laws of its rows, what it writes, and who has none."""
+"""The task's own expert as a teacher: a case by hand, the laws of its rows, its texts, and tasks without an expert."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ SOFTNESS = 0.11
 
 
 class Asked(Task):
-    """Says ab, ac or b, and after any answer asks once more, where it wants a c."""
+    """Writes ab, ac or b, and after any answer asks once more, where the right answer is c."""
 
     def __init__(self, candidates: Mapping[str, float] | None = None) -> None:
         self.candidates = candidates or {"ab": 0.5, "ac": 0.25, "b": 0.25}
@@ -64,7 +64,7 @@ def rollout(tokens: Sequence[int]) -> Rollout:
 
 
 def probabilities(tokens: Sequence[int], **settings: Mapping[str, float]) -> torch.Tensor:
-    """The expert's distributions at each token."""
+    """Return the expert's distributions at each token."""
     (signal,) = teacher(**settings).score([rollout(tokens)], Full())
     full = read_tokens(signal, slice(None)).full
     assert full is not None
@@ -72,7 +72,7 @@ def probabilities(tokens: Sequence[int], **settings: Mapping[str, float]) -> tor
 
 
 def row(**shares: float) -> torch.Tensor:
-    """These shares of what the uniform one leaves; names are the letters and `stop`."""
+    """Return a distribution with these shares on top of the uniform part; names are the letters and `stop`."""
     tokens = {"a": A, "b": B, "c": C, "d": D, "stop": STOP}
     expected = torch.full((VOCABULARY,), SOFTNESS / VOCABULARY)
     for name, share in shares.items():
@@ -116,7 +116,7 @@ def test_a_conversation_that_its_environment_ended_is_scored_all_the_same():
 
 def test_an_environment_that_fails_while_the_expert_reads_is_one_line():
     heard = RENDERER.render_reply(Message("user", "dd"))
-    with pytest.raises(VerifierError, match=r"failed .* prompt 'p': OSError: no sandbox; mend it$"):
+    with pytest.raises(VerifierError, match=r"failed .* prompt 'p': OSError: no sandbox; fix it$"):
         ExpertTeacher(Broken(), RENDERER, SOFTNESS).score(
             [rollout([B, STOP, *heard, C])], Sampled()
         )
@@ -195,7 +195,7 @@ def test_a_task_without_an_expert_is_refused():
 
 @pytest.mark.parametrize("candidates", [{"a": 0.5, "b": 0.4}, {"a": 1.5, "b": -0.5}])
 def test_candidates_that_are_no_distribution_are_refused(candidates):
-    with pytest.raises(TeacherError, match=r"candidates for turn 1 of prompt 'p' .* 1 together"):
+    with pytest.raises(TeacherError, match=r"candidates for turn 1 of prompt 'p' .* the sum 1"):
         teacher(candidates=candidates).score([rollout([A])], Full())
 
 

@@ -1,4 +1,4 @@
-"""A teacher behind a server: what it says is the local model's word, what cannot be right is refused, and a run outlives it."""
+"""A teacher behind a server: answers equal the local model, wrong answers are refused, and a run survives its failure."""
 
 import math
 import re
@@ -36,14 +36,14 @@ TOP3 = TopK(k=3, support="teacher")
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
-    """A server of a table of eleven tokens, as the toy vocabulary has them."""
+    """Run a server with a table of eleven tokens, the toy vocabulary."""
     with Stub() as stub:
         yield stub
 
 
 @pytest.fixture
 def server(models: Path) -> Iterator[Stub]:
-    """A server of the toy teacher."""
+    """Run a server of the toy teacher."""
     with Stub(FolderModel(models / "teacher")) as stub:
         yield stub
 
@@ -61,7 +61,7 @@ def make(models: Path) -> Callable[..., Teacher]:
 
 
 def completion(tokens: list[int]) -> Rollout:
-    """Some tokens after a prompt."""
+    """Return some tokens after a prompt."""
     count = torch.zeros(len(tokens))
     return replace(
         rollout(prompt("ab")),
@@ -73,12 +73,12 @@ def completion(tokens: list[int]) -> Rollout:
 
 
 def said(teacher: Teacher, signal: Signal, count: int = 2) -> Any:
-    """The answer about the second of some completions, which scripts are about."""
+    """Return the answer about the second of some completions, which scripts refer to."""
     about = [completion([3, (2 + n) % 11, 5]) for n in range(count)]
     return teacher.score(about, signal)
 
 
-# What it says.
+# Scores
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "echo"])
@@ -111,7 +111,7 @@ def test_a_server_scores_the_candidates_that_the_student_names(
     assert teacher.capabilities.supports == {"teacher", "student"}
     own = LocalSampler(load(ModelConfig(model=str(models / "teacher"))).language_model)
     renderer = load(ModelConfig(model=str(models / "student"))).renderer
-    # Longer than a block of SGLang's, and in no order.
+    # Longer than one of SGLang's blocks, and unordered.
     generator = torch.Generator().manual_seed(0)
     tokens = [[(3 * n * n + n) % 11 for n in range(40)], [9], []]
     about = [
@@ -172,7 +172,7 @@ def _entry(answer: Any, place: int = -1) -> dict[str, Any]:
 
 
 def _set(value: Any) -> Fault:
-    """The last token's log-probability."""
+    """Return the last token's log-probability."""
     return changed(lambda answer: _entry(answer)["5"].update(logprob=value))
 
 
@@ -192,7 +192,7 @@ def _likely(row: dict[str, Any]) -> None:
 
 WRONG: dict[str, tuple[Fault, Signal, str]] = {
     "above 0": (_set(0.5), Sampled(), "the log-probability of token 2 is 0.5, and none is above 0"),
-    "a text": (_set("high"), Sampled(), "token 2 is no number"),
+    "a text": (_set("high"), Sampled(), "token 2 is not a number"),
     "NaN": (_set(math.nan), Sampled(), "not JSON"),
     "another token": (
         changed(lambda a: _entry(a).pop("5") and None),
@@ -248,12 +248,12 @@ def test_answers_that_were_mixed_up_are_found_out(stub: Stub, make: Callable[...
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda about: about["input_top_logprobs"][-1].reverse(), "not ordered, likeliest first"),
+        (lambda about: about["input_top_logprobs"][-1].reverse(), "not ordered, most likely first"),
         (
             lambda about: about["input_top_logprobs"][-1].__setitem__(
                 1, about["input_top_logprobs"][-1][0]
             ),
-            "stands twice",
+            "is listed twice",
         ),
         (lambda about: about["input_token_logprobs"][-1].__setitem__(1, 9), "scored other tokens"),
         (lambda about: about["input_token_logprobs"].clear(), "not the form of the probe"),
@@ -283,7 +283,7 @@ def test_minus_infinity_is_lifted_and_counted_and_too_many_are_an_error(
         said(teacher, Sampled(), count=20)
 
 
-# D1 to D4 seen from the teacher.
+# D1 to D4 as the teacher sees them.
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_flood_is_refused(stub: Stub, make: Callable[..., Teacher]) -> None:
 def test_nobody_there_at_the_start_is_one_line(stub: Stub, make: Callable[..., Teacher]) -> None:
     stub.stop()
     with pytest.raises(
-        TeacherError, match=rf"{stub.url}/v1/models: the list of models failed .* start it"
+        TeacherError, match=rf"{stub.url}/v1/models: the list of models failed .* start the server"
     ):
         make(stub, give_up_after=0.5)
 
@@ -328,7 +328,7 @@ def test_the_probe_says_whether_scores_follow_the_temperature(
     make(stub)
     told = [line for line in notes if "canary" in line]
     assert "scores: ignore the request's temperature" in told[0]
-    assert "scores: follow the request's temperature, and are asked at 1" in told[1]
+    assert "scores: follow the request's temperature, and are requested at 1" in told[1]
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "echo"])
@@ -339,7 +339,7 @@ def test_scores_are_those_of_the_teachers_temperature_if_they_follow_it(
     plain, hot = (make(stub, temperature=value) for value in (1.0, 2.5))
     (_, whole), (_, asked) = said(plain, TopK(k=11, support="teacher")), said(hot, TOP3)
     logprobs = torch.zeros(3, 11).scatter(1, whole.topk_ids, whole.topk_logprobs)
-    # All of the vocabulary is known here, so its tempered candidates can be computed.
+    # The whole vocabulary is known here, so its tempered candidates can be computed.
     expected = temper(logprobs, 2.5)
     best = expected.topk(3, dim=-1)
     assert asked.topk_ids.equal(best.indices)
@@ -354,7 +354,7 @@ def test_scores_are_those_of_the_teachers_temperature_if_they_follow_it(
 def test_a_temperature_that_the_scores_do_not_follow_is_refused(
     stub: Stub, make: Callable[..., Teacher]
 ) -> None:
-    with pytest.raises(CapabilityError, match=r"so none at 2\.5 can be had"):
+    with pytest.raises(CapabilityError, match=r"so it cannot score at 2\.5"):
         make(stub, temperature=2.5)
 
 
@@ -408,7 +408,7 @@ def test_another_name_is_another_model(stub: Stub, make: Callable[..., Teacher])
 
 
 class ServerCompletion(FolderModel):
-    """A table that writes what it likes best."""
+    """A table that writes its most likely token."""
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
         return table()(ids)
@@ -443,7 +443,7 @@ def test_scores_of_another_distribution_than_it_writes_from_are_said_at_the_star
         stub.bend = lambda rows: rows.flip(-1)
         make(stub)
     assert re.search(
-        "written: of the tokens that it writes as the likeliest .*% are those that it scores best",
+        "written: only .*% of its greedy tokens are also the tokens that it scores best",
         " ".join(notes),
     )
 
@@ -488,7 +488,7 @@ def test_a_saved_teacher_is_only_taken_up_by_the_same_model(
         make(stub).load_state(state)
 
 
-# D11: what a server cannot give.
+# D11: signals that a server cannot give.
 
 
 def test_the_most_candidates_are_found(stub: Stub, make: Callable[..., Teacher]) -> None:
@@ -511,7 +511,7 @@ def test_texts_for_candidates_leave_the_sampled_token(
 
 
 def load_renderer_texts(make: Callable[..., Teacher], stub: Stub) -> Teacher:
-    """The same server once its words are the toy vocabulary's."""
+    """Return the same server with the words of the toy vocabulary."""
     words = ["<pad>", "<s>", "</s>", "<user>", "<assistant>", "<system>", "<unk>", *"abcd"]
     healthy = stub.answer
 
@@ -532,7 +532,7 @@ def test_a_recipe_that_asks_for_more_is_refused_with_what_there_is(
     teacher = {"type": "openai_api", "url": server.url}
     with pytest.raises(CapabilityError, match=r"it can give: sampled, topk; teacher\.states reads"):
         toy_recipe(models, {"teacher": teacher})
-    # Whether a server is told candidates is only known when it is asked.
+    # Whether a server accepts candidates is only known after a request.
     with pytest.raises(CapabilityError, match="cannot score support 'student'; it can: teacher"):
         toy_run(models, tmp_path, {"teacher": teacher, "objective": {"signal": "topk(4)"}})
     with pytest.raises(
@@ -606,7 +606,7 @@ def test_a_system_turn_goes_before_messages_that_bring_none(
 def test_a_server_that_can_do_nothing_says_what_was_tried(
     stub: Stub, make: Callable[..., Teacher]
 ) -> None:
-    with pytest.raises(CapabilityError, match=r"no way of asking .* works .*sglang: .*404"):
+    with pytest.raises(CapabilityError, match=r"no known request for .* works .*sglang: .*404"):
         make(stub, dialect="sglang")
 
 
@@ -624,7 +624,7 @@ def test_several_models_want_a_choice_and_a_wrong_one_is_named(
 
     stub.answer = answer  # type: ignore[method-assign]
     with pytest.raises(
-        CapabilityError, match="2 models are served there; write model: one of a, b"
+        CapabilityError, match="2 models are served there; set model to one of a, b"
     ):
         make(stub)
     with pytest.raises(TeacherError, match="no model 'c' is served there; it has: a, b"):
@@ -640,7 +640,7 @@ def test_a_text_longer_than_the_context_is_refused_before_it_is_sent(
     asked = len(stub.asked)
     with pytest.raises(
         TeacherError,
-        match=r"a completion of 62 tokens, and the one .* do not fit its context of 64",
+        match=r"a completion of 62 tokens and one .* do not fit the server's context of 64",
     ):
         teacher.score([long], Sampled())
     assert len(stub.asked) == asked
@@ -748,13 +748,13 @@ def test_a_cached_server_is_asked_once(models: Path, server: Stub, tmp_path: Pat
     for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
     again = len(server.scored()) - asked
-    assert again < 16, f"the probe alone asks again, not {again}"
+    assert again < 16, f"only the probe asks again, not {again}"
     (place,) = folder.iterdir()
     assert place.name.endswith("-1")
     server.model = table(seed=3)
     toy_run(models, tmp_path / "third", changes)
     assert sorted(path.name[-2:] for path in folder.iterdir()) == ["-1", "-2"], (
-        "another model has a folder of its own"
+        "another model has a separate folder"
     )
 
 
@@ -814,7 +814,7 @@ def test_a_recipe_with_an_unsafe_address_is_refused(models: Path, url: str, word
 def test_candidates_that_the_student_lacks_are_none(
     make: Callable[..., Teacher], tmp_path: Path
 ) -> None:
-    """A server of 13 tokens under a student of 11, its tokenizer named: its other two are in the tail."""
+    """A server of 13 tokens under a student of 11, with a named tokenizer: the two extra tokens are in the tail."""
     folder = make_model(tmp_path / "larger", alphabet="abcdef")
     with Stub(table(13)) as stub:
         teacher = make(stub, tokenizer=str(folder))

@@ -1,4 +1,4 @@
-"""A pool asks every member about every rollout, and hands their answers on side by side with their weights."""
+"""A pool asks every member about every rollout, and returns their answers together with their weights."""
 
 from typing import Any
 
@@ -144,11 +144,11 @@ TAPE = {"type": "scripted", "tape": "t"}
         ({"teachers": {"a": WRAPPED}}, "a pool within a pool"),
         (
             {"teachers": TWO, "kind": "sum", "gate": 1.0},
-            "none can step in for another; write kind: geometric",
+            "no teacher can replace another; set kind: geometric",
         ),
         (
             {"teachers": {"a": "self", "b": TAPE}, "gate": 1.0},
-            "the entropy of a member is known only where",
+            "the entropy of a member is known only if",
         ),
     ],
 )

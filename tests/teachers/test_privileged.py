@@ -1,4 +1,4 @@
-"""What a privileged teacher sees: the student's prompt, and more."""
+"""The context of a privileged teacher: the student's prompt, and more."""
 
 from dataclasses import replace
 from itertools import product
@@ -159,7 +159,7 @@ def test_a_question_may_go_on_after_the_prompts_own() -> None:
 
 
 def told(items: list[Rollout], **fields: object) -> list[str | None]:
-    """What the teacher inside was asked in the place of each rollout's question; None where it was not asked."""
+    """Return the question that the inner teacher was asked for each rollout; None where it was not asked."""
     inner = Recorder()
     answers = PrivilegedTeacher(inner, config(**fields)).score(items, Sampled())
     (asked,) = inner.asked
@@ -208,7 +208,7 @@ def test_siblings_are_others_of_the_same_prompt_and_correct(batch: list[tuple[st
 
 
 def test_of_several_questions_the_first_is_asked_whose_fields_are_there() -> None:
-    """SDPO's four cases (2601.20802): a right sibling, else what was said, else nothing to learn from."""
+    """Check SDPO's four cases (2601.20802): a right sibling, else the feedback, else nothing to learn from."""
     settings = config(question=["{question} {sibling}", "{question} {said}"])
     for right, said, others in product([False, True], repeat=3):
         items = [

@@ -1,4 +1,4 @@
-"""Each rollout reaches its own teacher, every teacher is asked once, and the answers come back in order."""
+"""Each rollout reaches its own teacher, every teacher is asked once, and the answers are returned in order."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_a_default_takes_what_leads_nowhere_else() -> None:
 def test_without_a_default_the_prompt_and_its_key_are_named() -> None:
     with pytest.raises(
         DataError,
-        match=r"prompt 'p' has the domain 'law', to which no teacher belongs.*math, code.*defa",
+        match=r"prompt 'p' has the domain 'law', which selects no teacher.*math, code.*defa",
     ):
         route(two()).score([rollout(prompt("p", domain="law"))], Sampled())
     with pytest.raises(DataError, match=r"prompt 'p' has no level; the route knows math, code"):
@@ -176,7 +176,7 @@ def test_what_all_can_answer_is_what_each_can_and_silence_narrows_nothing() -> N
         ),
         (
             {"teachers": {"corect": "self"}, "key": "outcome"},
-            "nothing leads to 'corect'; did you mean 'correct'",
+            "no outcome selects 'corect'; did you mean 'correct'",
         ),
     ],
 )

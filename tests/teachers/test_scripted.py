@@ -14,7 +14,7 @@ CHANGES = {"objective": {"signal": "sampled", "estimator": "score_function(gamma
 
 @pytest.fixture(scope="module")
 def recorded(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose objective needs sampled tokens only."""
+    """Return the folder of a run with an objective that only needs sampled tokens."""
     return toy_run(models, tmp_path_factory.mktemp("recorded"), CHANGES).folder
 
 

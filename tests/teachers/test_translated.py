@@ -56,7 +56,7 @@ def by_span(student: Renderer, teacher: Renderer) -> Translator:
 
 
 class Scorer(Recorder):
-    """Gives each token another log-probability: its place, and the part of a token before it."""
+    """Gives each token another log-probability: its position, and the part of a token before it."""
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         self.asked.append(list(rollouts))
@@ -82,7 +82,7 @@ def written(renderer: Renderer, text: str, *, stops: bool = True, **fields: Any)
 
 
 def test_the_log_probability_of_a_span_is_that_of_the_teachers_tokens_in_it() -> None:
-    """Each character is two bytes: two of the teacher's tokens to one, and one to four."""
+    """Read each character as two bytes: two of the teacher's tokens to one, and one to four."""
     scorer = Scorer()
     teacher = TranslatedTeacher(scorer, by_span(CHARACTERS, BYTES))
     (answer,) = teacher.score([written(CHARACTERS, LETTERS[:2])], Sampled())
@@ -262,7 +262,7 @@ def test_what_it_cannot_be_around_is_said_when_the_recipe_is_read() -> None:
     inner = {"type": "model", "model": "m"}
     translated = {"type": "translated", "teacher": inner}
     for teacher, reason in (
-        ({"type": "translated", "teacher": translated}, "translated already; take one away"),
+        ({"type": "translated", "teacher": translated}, "already translated; remove one"),
         (
             {"type": "translated", "teacher": {"type": "pool", "teachers": {"a": inner}}},
             "a pool is several teachers; put `translated` around each member",
@@ -275,7 +275,7 @@ def test_what_it_cannot_be_around_is_said_when_the_recipe_is_read() -> None:
 def test_a_teacher_without_a_tokenizer_of_its_own_is_refused() -> None:
     services = Functions(build=lambda context, config: Recorder())
     context = TeacherContext(CHARACTERS, services)
-    with pytest.raises(CapabilityError, match="'self', has no tokenizer of its own; take"):
+    with pytest.raises(CapabilityError, match="'self' has no separate tokenizer; remove"):
         build(Config.model_validate({"teacher": {"type": "self"}}), context)
 
 
@@ -289,7 +289,7 @@ def changes(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def permute(source: Path, folder: Path) -> Path:
-    """A model with the same tokens under other ids."""
+    """Return a model with the same tokens under other ids."""
     model = AutoModelForCausalLM.from_pretrained(source)
     tokenizer = AutoTokenizer.from_pretrained(source)
     names = sorted(tokenizer.get_vocab(), key=lambda token: tokenizer.get_vocab()[token])
@@ -379,8 +379,8 @@ def test_the_doctor_says_how_the_answers_are_read(tmp_path: Path) -> None:
     assert 0 <= details["share of bytes in spans of one token each"] < 1
     assert details["mean tokens of a span"] == 1.0
     assert details["share of digits that are split differently"] is None
-    assert details["share of answers in other tokens than their text's"] >= 0
-    assert details["nats an answer that the text's own tokens are likelier by"] is not None
+    assert details["share of answers that re-tokenize differently"] >= 0
+    assert details["nats per answer gained by re-tokenizing"] is not None
 
 
 def test_digits_that_are_split_differently_are_counted() -> None:

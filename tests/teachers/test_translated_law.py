@@ -74,7 +74,7 @@ class Pair:
         )
 
     def teacher_logprobs(self, tokens: tuple[int, ...]) -> torch.Tensor:
-        """A distribution for every beginning of a text in the teacher's tokens."""
+        """Return a distribution for every beginning of a text in the teacher's tokens."""
         numbers = []
         for n, token in enumerate(tokens):
             if tokens[:n] not in self.known:
@@ -113,7 +113,7 @@ class Pair:
         return torch.autograd.grad(total, logits)[0]
 
     def expected(self, translator: Translator, *, carries: bool = True) -> torch.Tensor:
-        """The gradient of the loss over every text, each as often as the student writes it."""
+        """Return the gradient of the loss over every text, weighted by the student's probability."""
         objective = Objective.model_validate(
             {
                 "losses": [{"signal": "sampled", "estimator": "score_function(gamma=1)"}],
@@ -130,7 +130,7 @@ class Pair:
             data.append(Datum(rollout, signal))
         batch = build_token_batch(data, objective)
         if not carries:
-            # Every other position: no token comes right after another.
+            # Every second position: no token comes right after another.
             batch.positions.mul_(2)
         logits = self.logits.clone().requires_grad_()
         rows = torch.log_softmax(logits, -1)
@@ -165,7 +165,7 @@ def test_tokens_across_words_make_one_span_of_a_text(seed: int) -> None:
 
 
 def test_the_smallest_spans_are_not_and_neither_are_words_without_what_ends_them() -> None:
-    """A boundary that only the next token decides is credited to tokens that came before it."""
+    """Check that a boundary that only the next token decides is credited to the tokens before it."""
     far = []
     for seed in range(5):
         pair = Pair(seed)

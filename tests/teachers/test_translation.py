@@ -26,13 +26,13 @@ from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest,
 
 CHARACTERS = build_character_tokenizer("abcd")
 OWN, FIRST, SECOND = 11, 12, 13
-"""The student's own token, and the teacher's two."""
+"""One token that only the student has, and two that only the teacher has."""
 
 PROMPT = (1, 3, 7, 8, 4)
 
 
 def with_tokens(**ids: int) -> PreTrainedTokenizerFast:
-    """The characters' tokenizer with more tokens."""
+    """Return the characters' tokenizer with more tokens."""
     from tokenizers import Tokenizer
 
     data = json.loads(CHARACTERS.backend_tokenizer.to_str())
@@ -115,7 +115,7 @@ def test_it_reads_a_token_that_it_lacks_as_its_text_and_says_nothing_there() -> 
 
 
 def test_answers_are_stored_in_the_teachers_ids() -> None:
-    """`cached` is inside the translation: what it stores is the model's own answer."""
+    """`cached` is inside the translation: it stores the model's own answer."""
     teacher = sampler(14)
     cached = CachingClient(teacher, lambda: ModelScores("", None))
     request = ScoreRequest(PROMPT, (9, OWN, 7))
@@ -141,7 +141,7 @@ def test_it_never_writes_a_token_that_the_student_lacks(settings) -> None:
     assert written & {11, FIRST, SECOND}
     samples = translated(teacher).sample(requests, params)
     assert {t for sample in samples for t in sample.tokens.tolist()} <= set(range(11))
-    # Its own probability of what it wrote is of the whole distribution, as in scoring.
+    # The probability of a written token refers to the whole distribution, as in scoring.
     tokens = tuple(samples[0].tokens.tolist())
     (scored,) = translated(teacher).score([ScoreRequest(PROMPT, tokens)], Sampled())
     torch.testing.assert_close(samples[0].policy_logprobs, scored.logprobs, atol=1e-4, rtol=1e-4)
@@ -160,7 +160,7 @@ def test_a_mixture_of_both_is_over_the_students_tokens() -> None:
 
 
 class Remote(SamplingClient):
-    """A client with candidates of its own, or those of the request, which writes what it is told."""
+    """A client with own or requested candidates, which writes given tokens."""
 
     capabilities = Capabilities(signals=frozenset({"sampled", "topk"}), needs_candidates=True)
 
@@ -202,7 +202,7 @@ def test_candidates_that_it_lacks_are_not_asked_for() -> None:
     request = ScoreRequest(PROMPT, (9, OWN, 7), candidates)
     (signal,) = translated(remote).score([request], TopK(k=3, support="student"))
     sent = remote.asked[0].candidates
-    # Two rows for the unknown token, which the teacher reads as two.
+    # Two rows for the unknown token, which the teacher reads as two tokens.
     assert sent.tolist() == [[7, 0, 9], [1, 2, 3], [1, 2, 3], [2, 0, 1]]
     assert torch.isneginf(signal.topk_logprobs).tolist() == [
         [False, True, False],
@@ -221,7 +221,7 @@ def test_a_server_is_told_what_not_to_write_and_a_token_it_writes_all_the_same_i
     assert remote.params[0].stop_ids == {2}
     with pytest.raises(TeacherError, match=f"wrote token {FIRST}, which the student lacks"):
         translated(Remote((7, FIRST))).sample([SampleRequest(PROMPT, 0)], SamplingParams(4))
-    with pytest.raises(CapabilityError, match="a service cannot be kept from writing 3 tokens"):
+    with pytest.raises(CapabilityError, match="a service cannot ban the 3 tokens"):
         refuse_banned_ids(remote.params[0], "a service")
 
 

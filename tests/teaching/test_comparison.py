@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of twenty-odd tokens that has opinions, of two layers so that bits are lost on the way."""
+    """Write a model of twenty-odd tokens with clear preferences, of two layers so that low precision loses information."""
     from toy import make_model
 
     return make_model(
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sharp(folder: Path) -> FolderModel:
-    """The model, with weights so large that its opinions differ from token to token."""
+    """Return the model, with weights so large that its preferences differ from token to token."""
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
@@ -48,7 +48,7 @@ def sharp(folder: Path) -> FolderModel:
 def judge(
     folder: Path, model: Callable[[Sequence[int]], Tensor], **fields: object
 ) -> ModelComparison:
-    """The verdict on a server of a model."""
+    """Return the verdict on a server of a model."""
     with Stub(model, **fields) as stub:
         return compare_with_folder(stub.url, str(folder))[1]
 
@@ -62,7 +62,7 @@ def test_the_folder_itself_is_the_same(folder: Path, sharp: FolderModel) -> None
 
 
 def test_one_token_again_and_again_has_one_score_at_every_place() -> None:
-    """With rotary positions that is what a true model says, and of a text of two tokens no model does."""
+    """With rotary positions a correct model gives this, and no model does for a text of two tokens."""
     scores = ServerScores(logprobs=[-0.5] * 8, ids=None, top=[])
     validate_scores(scores, ScoreRequest((3,) * 4, (3,) * 8), 0, None)
     for prompt in ((), (4,)):
@@ -74,7 +74,7 @@ def test_one_token_again_and_again_has_one_score_at_every_place() -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
-    "a temperature of its own": (
+    "a separate temperature": (
         "another temperature",
         lambda rows: (rows / 0.7).log_softmax(-1),
         "at temperature 0.70;",
@@ -114,7 +114,7 @@ def test_a_fault_is_named_and_priced(folder: Path, sharp: FolderModel, fault: st
 
 
 def test_values_that_stand_one_place_off_are_named(folder: Path, sharp: FolderModel) -> None:
-    """The list of the tokens' own scores is shifted, while the candidates stand right, as in AReaL's server."""
+    """The list of the tokens' own scores is shifted, while the candidates are correct, as in AReaL's server."""
 
     class Shifted(Stub):
         def answer(self, path: str, body: object) -> tuple[int, object]:
@@ -129,13 +129,13 @@ def test_values_that_stand_one_place_off_are_named(folder: Path, sharp: FolderMo
     with Shifted(sharp, dialect="sglang") as stub:
         found = compare_with_folder(stub.url, str(folder))[1]
     assert found.verdict == "off by one position"
-    assert "each score is that of the next token" in found.detail
+    assert "each score belongs to the next token" in found.detail
 
 
 def test_a_model_under_another_tokenizer_is_told_by_its_texts(
     folder: Path, sharp: FolderModel
 ) -> None:
-    """A build in which every id means another token, in the embedding and in the head."""
+    """Write a build in which every id means another token, in the embedding and in the head."""
     count = sharp.loaded.renderer.vocab_size
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1))
 
@@ -161,7 +161,7 @@ def test_a_model_under_another_tokenizer_is_told_by_its_texts(
 
 
 def round_weights(folder: Path, out: Path, levels: int) -> FolderModel:
-    """The model with each row of its matrices rounded to so many levels of either sign."""
+    """Round each row of the model's matrices to this many levels of either sign."""
     import shutil
 
     from safetensors.torch import load_file, save_file

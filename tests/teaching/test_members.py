@@ -1,4 +1,4 @@
-"""What a teacher's settings say of the teachers inside: who they are, where they stand, and whether any follows the student."""
+"""The teachers inside a teacher's settings: their names, their paths, and whether any follows the student."""
 
 import contextlib
 from typing import Any
@@ -47,7 +47,7 @@ def test_models_have_the_role_and_the_names_of_the_members_around_them_as_their_
             raise LookupError
 
         def build_teacher(self, context: TeacherContext, config: Any) -> Any:
-            # Wrappers miss the teacher that was not built, which is not what this is about.
+            # Wrappers need the teacher that was not built, which is not tested here.
             with contextlib.suppress(LookupError, RecipeError, AttributeError):
                 return super().build_teacher(context, config)
 

@@ -1,4 +1,4 @@
-"""`practicum probe` says what a server can give, to people and to machines."""
+"""`practicum probe` reports the capabilities of a server, to people and to machines."""
 
 import json
 import re
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def big() -> Stub:
-    """A model with the vocabulary of a real one."""
+    """Write a model with a vocabulary of realistic size."""
     return Stub(table(2048), most=30)
 
 
@@ -43,12 +43,12 @@ def test_people_read_a_line_each(big: Stub) -> None:
     assert lines["model"] == "m"
     assert lines["signals"] == "sampled, topk(k=30, support=teacher) or less"
     assert lines["dialect"] == "vllm; its answers come as token ids"
-    assert lines["context"] == "64 tokens, one of which the server must generate"
-    assert lines["repeated"] == "differ by 0.0e+00 alone and 0.0e+00 in company"
+    assert lines["context"] == "64 tokens, including one that the server must generate"
+    assert lines["repeated"] == "differ by 0.0e+00 singly and 0.0e+00 in a batch"
     assert float(lines["canary"]) < 0
     assert lines["start with"].startswith("--max-logprobs K --logprobs-mode raw_logprobs ")
     plain, candidates = re.fullmatch(
-        r"([\d,]+) a token for sampled, ([\d,]+) with 30 candidates", lines["bytes"]
+        r"([\d,]+) per token for sampled, ([\d,]+) with 30 candidates", lines["bytes"]
     ).groups()
     assert 0 < 10 * int(plain.replace(",", "")) < int(candidates.replace(",", ""))
     assert "cannot: each needs the teacher's signal 'full'" in result.stdout
@@ -104,7 +104,7 @@ def test_machines_read_json(big: Stub) -> None:
 def test_a_server_that_only_writes_is_said_to() -> None:
     with Stub(dialect="llamacpp") as stub:
         found = probe_server(stub.url)
-    assert found.signals.startswith("text (it writes answers and scores none")
+    assert found.signals.startswith("text (it writes answers and does not score")
     allowed = find_methods(found).with_teacher
     assert "seqkd" in allowed and "thinking-machines" not in allowed
 

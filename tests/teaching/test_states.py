@@ -1,4 +1,4 @@
-"""Hidden states that a server writes are its full distribution, and what is wrong with a file is said in one line."""
+"""Hidden states that a server writes are its full distribution, and a faulty file is reported in one line."""
 
 import fcntl
 import json
@@ -66,7 +66,7 @@ def test_an_ending_finishes_what_the_last_layer_gave_out(tmp_path: Path, name: s
         config = json.loads((tmp_path / "model" / "config.json").read_text())
         config["final_logit_softcapping"] = 0.5
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    # A norm of ones would hide that it was left out.
+    # A norm of ones would hide its absence.
     norm = next(key for key in weights if key.endswith("model.norm.weight"))
     weights[norm] = weights[norm] + torch.linspace(0, 1, 32)
     save_file(weights, path, metadata={"format": "pt"})
@@ -105,9 +105,9 @@ def good(**changes: Tensor) -> dict[str, Tensor]:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no file": (None, "was named and is not there: the server failed to write it"),
-    "other tokens": (good(token_ids=torch.arange(5)), "about other tokens than were sent"),
-    "another width": (good(hidden_states=torch.ones(5, 2, 3)), "whose width is 4; name the model"),
+    "no file": (None, "was named but does not exist: the server failed to write it"),
+    "other tokens": (good(token_ids=torch.arange(5)), "has other tokens than were sent"),
+    "another width": (good(hidden_states=torch.ones(5, 2, 3)), "width is 4; name the model"),
     "too few": (good(hidden_states=torch.ones(4, 2, 4)), "for 5 tokens"),
     "one layer short": (good(hidden_states=torch.ones(5, 4)), "holds no hidden_states"),
     "NaN": (good(hidden_states=torch.full((5, 2, 4), torch.nan)), "NaN or infinite"),
@@ -156,10 +156,10 @@ def test_states_of_another_layer_or_model_are_refused_at_the_start(
         **tensors, "hidden_states": tensors["hidden_states"][:, :1].contiguous()
     }  # fmt: skip
     changes = {"train.steps": 1, "teacher": teacher(server, models)}
-    with pytest.raises(TeacherError, match="makes other log-probabilities of the hidden states"):
+    with pytest.raises(TeacherError, match="give other log-probabilities than the server"):
         toy_run(models, tmp_path / "a", changes)
     server.change_states = lambda tensors: {}
-    with pytest.raises(TeacherError, match="is not there: the server failed to write it"):
+    with pytest.raises(TeacherError, match="does not exist: the server failed to write it"):
         toy_run(models, tmp_path / "b", changes)
     server.states = None
     with pytest.raises(RecipeError, match="states"):
@@ -178,7 +178,7 @@ def test_the_probe_says_what_a_server_that_writes_states_can_give(server: Stub) 
     lines = "\n".join(result.render_lines())
     assert "full (teacher.states reads the hidden states that it writes)" in lines
     others = "\n".join(replace(result, writes_states=False).render_lines())
-    assert "extract_hidden_states" in others and "2 bytes x width a token" in others
+    assert "extract_hidden_states" in others and "2 bytes x width per token" in others
     assert to_json(result)["full"] is True
     assert len(find_methods(result).with_teacher) > len(
         find_methods(replace(result, writes_states=False)).with_teacher
@@ -190,7 +190,7 @@ def test_an_adapter_has_no_end_of_its_own(models: Path, tmp_path: Path) -> None:
         json.dumps({"base_model_name_or_path": str(models / "teacher"), "peft_type": "LORA"})
     )
     (tmp_path / "adapter_model.safetensors").touch()
-    with pytest.raises(ModelError, match="an adapter has no end of its own"):
+    with pytest.raises(ModelError, match="an adapter has no last norm and no head"):
         load_ending(ModelConfig(model=str(tmp_path)))
 
 

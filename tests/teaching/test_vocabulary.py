@@ -1,4 +1,4 @@
-"""Losses between two real vocabularies in whole runs: they learn nothing of the other's ids, resume, and shard."""
+"""Losses between two real vocabularies in whole runs: no loss refers to unknown ids, and runs resume and shard."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ LOSSES = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A student that reads characters, and teachers that read pairs of them and bytes."""
+    """Write a student that reads characters, and teachers that read pairs of them and bytes."""
     folder = tmp_path_factory.mktemp("vocabularies")
     make_model(folder / "student", seed=1)
     make_model(folder / "teacher", seed=2, tokenizer="pairs", pretrain=10)
@@ -74,7 +74,7 @@ def test_where_a_span_is_one_more_token_the_cuts_of_a_batch_change_only_rounding
         more = {"train.steps": 1, "backend.chunk_tokens": size}
         folder = toy_run(pair, tmp_path / str(number), changes(pair, "simct", **more)).folder
         curves.append([curve(folder, metric)[0] for metric in ("loss", "grad_norm")])
-        # Of two characters that the teacher reads as one, the first speaks for both.
+        # Of two characters that the teacher reads as one, the first represents both.
         assert 0 < curve(folder, "tokens_outside")[0] < 1
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
 
@@ -93,7 +93,7 @@ def test_the_students_own_vocabulary_changes_no_bit_of_the_new_losses(
 
 
 def test_what_only_the_teacher_sees_is_in_its_own_template(pair: Path, tmp_path: Path) -> None:
-    """Inside and outside of the translation the same context gives the same run, and another one than without it."""
+    """Check that a context inside or outside of the translation gives the same run, and no context another run."""
     plain = translated(pair / "teacher")
     context = {"type": "privileged", "reference": "{answer}"}
     inside = plain | {"teacher": context | {"teacher": plain["teacher"]}}
@@ -115,7 +115,7 @@ def test_several_teachers_of_several_vocabularies_teach_together(
     more = {"teacher": pool, "objective": objective, "train.steps": 1}
     folder = toy_run(pair, tmp_path, more).folder
     assert all(math.isfinite(norm) and norm > 0 for norm in curve(folder, "grad_norm"))
-    # Where one of the two has no token for the text, the pool is silent.
+    # If one of the two has no token for the text, the pool is silent.
     assert all(0 <= share < 1 for share in curve(folder, "tokens_outside"))
 
 
@@ -126,7 +126,7 @@ def test_what_spans_cannot_tell_is_refused_when_the_recipe_is_read(pair: Path) -
         (
             other,
             {"signal": "sampled", "divergence": "density_power"},
-            "'density_power' is no function of it; write",
+            "'density_power' is not a function of it; write",
         ),
         (
             arithmetic,
@@ -139,7 +139,7 @@ def test_what_spans_cannot_tell_is_refused_when_the_recipe_is_read(pair: Path) -
     served = {"type": "openai_api", "url": "http://localhost:1/v1", "model": "m", "tokenizer": "t"}
     spoken = {"type": "pool", "kind": "arithmetic", "teachers": {"a": translated(pair)}}
     spoken["teachers"]["a"]["teacher"] = served
-    with pytest.raises(RecipeError, match="or take members that give whole distributions"):
+    with pytest.raises(RecipeError, match="or use members that give whole distributions"):
         parse_recipe(
             {"student": {"model": "s"}, "teacher": spoken, "task": {"type": "reverse"}}, "r"
         )
@@ -153,7 +153,7 @@ def test_two_trainers_of_a_cluster_give_the_run_of_one_process(
 ) -> None:
     one = toy_run(pair, tmp_path / "one", changes(pair, name)).folder
     if name == "dskd-v2":
-        # Its maps learn too, so what a checkpoint keeps of them is tried.
+        # Its maps are trained too, so their part of a checkpoint is tested.
         monkeypatch.setenv("PRACTICUM_FAULT", "rank-1.differentiated:2")
     backend = {"type": "ray", "trainers": 2, "restarts": 1}
     two = toy_run(pair, tmp_path / "two", changes(pair, name, backend=backend)).folder

@@ -26,7 +26,7 @@ _SWITCHED = (
 
 
 def _blocks(answer: str, generation: str) -> str:
-    """A template of ChatML turns: `answer` writes the last answer from the thoughts `r` and the text `c`."""
+    """Build a template of ChatML turns: `answer` writes the last answer from the thoughts `r` and the text `c`."""
     return (
         f"{_TOOLS}{_LOOP}{{% if m.role == 'assistant' %}}{_READ_THOUGHTS}{{{{ '<|im_start|>assistant\\n' }}}}"
         f"{{% if loop.last %}}{answer}{{% else %}}{{{{ c }}}}{{% endif %}}{_CALLS}{{{{ '<|im_end|>\\n' }}}}"

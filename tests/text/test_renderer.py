@@ -35,7 +35,7 @@ IDS = {
 
 
 def byte_tokenizer(template: str | None = CHATML, bos: str = "<|bos|>") -> PreTrainedTokenizerFast:
-    """One token a byte, some special tokens, and some that are added but not special."""
+    """Build a tokenizer with one token per byte, some special tokens, and some that are added but not special."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -206,7 +206,7 @@ def test_a_model_without_a_chat_template_is_refused() -> None:
     named = byte_tokenizer(None)
     named.chat_template = {"tool_use": "x"}  # type: ignore[assignment]
     with pytest.raises(
-        ModelError, match="none of the model's chat templates is the default; write one"
+        ModelError, match="the model has several chat templates and no default; write one"
     ):
         Renderer(named).render(user("a"))
 

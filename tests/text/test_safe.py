@@ -54,12 +54,12 @@ def test_the_result_is_one_line_of_visible_characters(text: str) -> None:
     assert make_printable(shown) == shown
 
 
-# What a server says, in a message.
+# Return a server's text in a message.
 
 KEYS = st.text(alphabet="ABCXYZabcxyz+/=_-.%\"'\\&*", min_size=8, max_size=40).map(
     lambda text: f"sk-{text}"
 )
-"""Ways of writing that a server might choose for a key that it was sent."""
+"""Spellings that a server might choose for a key that it was sent."""
 WRITINGS: dict[str, Callable[[str], str]] = {
     "plainly": str,
     "as JSON": lambda key: json.dumps(key)[1:-1],
@@ -76,7 +76,7 @@ WRITINGS: dict[str, Callable[[str], str]] = {
 
 
 def runs(key: str, length: int = 8) -> set[str]:
-    """Every run of so many letters, in small ones."""
+    """Return every run of `length` letters, in lower case."""
     return {key.lower()[start : start + length] for start in range(len(key) - length + 1)}
 
 

@@ -37,12 +37,12 @@ def test_who_cannot_read_refuses_in_one_line() -> None:
     params = SamplingParams(9, stop_texts=("zz",))
     with pytest.raises(
         CapabilityError,
-        match=r"^stop_texts \['zz'\]: a model without a tokenizer .* write stop_ids$",
+        match=r"^stop_texts \['zz'\]: a model without a tokenizer .* set stop_ids$",
     ):
         stop_check(params, None)
     with pytest.raises(
         CapabilityError,
-        match=r"^stop_texts \['zz'\]: the service at x ends an answer at stop tokens",
+        match=r"^stop_texts \['zz'\]: the service at x ends an answer only at stop tokens",
     ):
         refuse_stop_texts(params, "the service at x")
     refuse_stop_texts(SamplingParams(9), "the service at x")

@@ -1,4 +1,4 @@
-"""Conversations come back as the tokens that they were stored with, in whatever spelling, and elsewhere as their text."""
+"""Conversations are restored with their stored tokens, in any spelling, and in other templates from their text."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from practicum.text.stored import add_tokens
 from practicum.types import Message, Prompt, Turn
 
 FORGETS = CHATML.replace("m['content']", "m['content'].split('b')[-1]", 1)
-"""A template that leaves a part of each turn out, as others leave out what was thought."""
+"""A template that leaves out a part of each turn, as other templates leave out thoughts."""
 
 LETTERS = "ab \n"
 PAIRS = build_pair_tokenizer(LETTERS)
@@ -29,7 +29,7 @@ QUESTION = (Message("system", "a"), Message("user", "ab"))
 
 
 def build_renderer(template: str | None = None, *, system: str | None = None) -> Renderer:
-    """A renderer of pairs of letters, of which each text has many spellings."""
+    """Return a renderer of pairs of letters, where each text has many spellings."""
     tokenizer = build_pair_tokenizer(LETTERS)
     marks = ["<|bos|>", "<|im_start|>", "<|im|>"]
     tokenizer.add_tokens(marks, special_tokens=True)
@@ -44,7 +44,7 @@ RENDERER = build_renderer()
 def store(
     renderer: Renderer, answers: Sequence[Sequence[int]], reply: str = "b"
 ) -> tuple[Message, ...]:
-    """A conversation as it is played: the prompt, answers in these tokens, and a reply to each."""
+    """Return a conversation as played: the prompt, answers in these tokens, and a reply to each."""
     before = renderer.render(QUESTION)
     turns: list[Turn] = []
     tokens: list[int] = []
@@ -58,7 +58,7 @@ def store(
 
 
 def forget(messages: Sequence[Message]) -> list[Message]:
-    """The same messages as text alone."""
+    """Return the same messages without tokens, only as text."""
     return [replace(message, tokens=()) for message in messages]
 
 
@@ -99,7 +99,7 @@ def test_in_another_context_the_answers_keep_their_tokens(answers: list[list[int
     before = RENDERER.render([*example, *QUESTION])
     last = RENDERER.render_reply(Message("user", "a\n\nb"))
     assert RENDERER.render(told) == (*before, *join(stored[2:-1]), *last)
-    # A teacher's template has its own words for what others said.
+    # A teacher's template has other words for the turns of other speakers.
     other = build_renderer(HEADERS)
     reply = other.render_reply(Message("user", "b"))
     expected = other.render(QUESTION)
@@ -122,7 +122,7 @@ def test_another_tokenizer_reads_the_text(answers: list[list[int]]) -> None:
         replace(RENDERER, stop_ids=frozenset({0})),
     ):
         assert other.render(stored) == other.render(forget(stored))
-        # Nothing but a stop is spelled alike by many.
+        # Only a stop token has the same spelling in most tokenizers.
         assert other.restore_tokens(stored) is None or [] in answers
 
 
@@ -168,6 +168,6 @@ def test_messages_without_tokens_are_stored_as_nothing() -> None:
     prompt = Prompt("p", messages, privileged={"hint": "b"}, reasoning="a")
     assert {prompt.messages: 1}[messages] == 1, "renderers keep messages by their hash"
     assert Prompt.from_json(json.loads(json.dumps(asdict(prompt)))) == prompt, "read back from JSON"
-    # A conversation that begins with an answer has no prompt that one could render.
+    # A conversation that begins with an answer has no prompt to render.
     stored = store(RENDERER, [RENDERER.encode("a")])
     assert RENDERER.restore_tokens(stored[2:]) is None

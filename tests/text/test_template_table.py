@@ -1,4 +1,4 @@
-"""Prompts and answers are what `apply_chat_template` writes, with templates of every kind that differed once."""
+"""Prompts and answers equal the output of `apply_chat_template`, for a template of every kind that once differed."""
 
 import json
 
@@ -35,7 +35,7 @@ def renderer(name: str, thinking: bool | None = None) -> Renderer:
 
 
 def behind(name: str, answer: str, thinking: bool | None = None) -> str:
-    """The text of an answer's tokens."""
+    """Return the text of an answer's tokens."""
     writer = renderer(name, thinking)
     return str(writer.tokenizer.decode(writer.encode_answer(QUESTION, answer, 999)))
 
@@ -100,7 +100,7 @@ def test_thoughts_behind_a_closed_block_are_refused_or_left_out(name):
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "lists of parts"])
 def test_an_answer_is_read_back_as_the_text_that_it_was_written_from(name):
-    """A thinking teacher's answers have both marks around the thoughts, also if its prompt opened them."""
+    """Check that a thinking teacher's answers have both marks around the thoughts, also if its prompt opened them."""
     writer = renderer(name)
     for answer in (PLAIN, THOUGHT):
         tokens = writer.encode_answer(QUESTION, answer, 999)

@@ -1,4 +1,4 @@
-"""A chat template writes what it writes in transformers, and ends within its bounds whatever it tries."""
+"""A chat template gives the text of transformers, and stays within its bounds for any content."""
 
 import json
 import threading
@@ -80,7 +80,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def plain(
     tokenizer: PreTrainedTokenizerBase, template: str, turns: list[Message], **switches: Any
 ) -> str:
-    """What transformers writes."""
+    """Return the text of transformers."""
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
     return str(
         tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **switches)
@@ -170,7 +170,7 @@ HOSTILE = {
     "a mapped filter": f"{{{{ {R}|map('string')|map('center', 100000)|join }}}}",
     "one large text often": "{% set x = 'a' * 10**7 %}{{ ([x] * 10**4)|join }}",
     "separators": f"{{% set x = 'a' * 10**7 %}}{{{{ {R}|join(x) }}}}",
-    "separators of what is mapped": f"{{% set x = 'a' * 10**7 %}}{{{{ {R}|map('string')|join(x) }}}}",
+    "separators of mapped items": f"{{% set x = 'a' * 10**7 %}}{{{{ {R}|map('string')|join(x) }}}}",
     "json": "{{ ([0] * 10**5)|tojson(indent=10**5) }}",
     "json's separators": "{{ ([0] * 10**5)|tojson(separators=('x' * 10**6, 'y')) }}",
     "batches": "{{ [1]|batch(10**9, 'x')|list }}",
@@ -205,7 +205,7 @@ WAYS = {
     "no number": "ZeroDivisionError",
     "messages as a number": "TypeError",
 }
-"""Those that fail by themselves."""
+"""Templates that fail by themselves."""
 
 
 @pytest.mark.long
@@ -309,7 +309,7 @@ def test_any_expression_is_what_it_is_in_transformers_or_refused(expressions: li
 
 
 def test_templates_of_a_folder_are_read(tmp_path: Path) -> None:
-    """The folder's own template is bounded as the recipe's is."""
+    """The folder's own template has the same bounds as the recipe's."""
     tokenizer = build_character_tokenizer("ab")
     tokenizer.chat_template = HOSTILE["a product"]
     tokenizer.save_pretrained(tmp_path)

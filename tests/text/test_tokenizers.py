@@ -1,4 +1,4 @@
-"""A tokenizer that panics, or that could work without bound, is refused in one line when it is loaded."""
+"""A tokenizer that panics, or that could compute without bound, is refused in one line when it is loaded."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from practicum.text.tokenizers import load_renderer
 
 
 def write(folder: Path, **parts: Any) -> ModelConfig:
-    """A model's tokenizer on the disk, with other parts than it had."""
+    """Write a model's tokenizer to disk, with changed parts."""
     byte_tokenizer().save_pretrained(folder)
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | parts))
@@ -40,7 +40,7 @@ def in_sequence(*normalizers: dict[str, Any]) -> dict[str, Any]:
     [
         chars_map(b"\x01\x02"),
         chars_map(b""),
-        # These can be loaded, and the first text panics, or one of the characters.
+        # These can be loaded, and fail at the first text, or at one of the characters.
         chars_map(bytes([8, 4, 0, 0]) + random.Random(1).randbytes(1032)),
         in_sequence(chars_map(bytes([8, 4, 0, 0]) + random.Random(2).randbytes(1032))),
     ],

@@ -1,4 +1,4 @@
-"""Calls of tools: what a template writes is read back, in every form, and nothing else is a call."""
+"""Tool calls: the output of a template is parsed, in every form, and nothing else is a call."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ FORM = pytest.mark.parametrize("form", TEMPLATES)
 
 
 def as_written(form: str, *calls: ToolCall) -> str:
-    """The turn with these calls, as the family's template writes it, without its stop token."""
+    """Return the turn with these calls, as the family's template writes it, without its stop token."""
     tokenizer = RENDERERS[form].tokenizer
     functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
     turn = {
@@ -42,7 +42,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="<>\x00\r"), max
 @FORM
 @given(query=texts, most=st.integers(-9, 9))
 def test_what_a_template_writes_is_read_back(form: str, query: str, most: int) -> None:
-    # In XML a line break at an end of a value is the template's, and cannot be told from the text's.
+    # In XML a line break at an end of a value belongs to the template, and cannot be distinguished from the text's.
     query = query.strip("\n") if form == "xml" else query
     call = ToolCall("search", {"query": query, "most": most})
     assert RENDERERS[form].call_form == form
@@ -227,7 +227,7 @@ def test_a_tokenizer_that_brings_its_own_rule_is_read_by_it() -> None:
 
 @FORM
 def test_prompts_with_tools_are_those_of_transformers(form: str) -> None:
-    # Without control tokens in a schema, which transformers would make control tokens.
+    # A schema without control tokens, which transformers would encode as control tokens.
     use = ToolUse((CLOCK,))
     own = Renderer(RENDERERS[form].tokenizer, stop_ids=frozenset({258})).with_tools(use)
     theirs = own.tokenizer.apply_chat_template(
@@ -254,7 +254,7 @@ REPLY_STOPS = {"hermes": 1, "xml": 1, "glm": 1, "json": 1, "mistral": 0, "lfm": 
 
 @FORM
 def test_results_follow_the_very_call(form: str) -> None:
-    """A conversation piece by piece has the tokens of the template's rendering of the whole."""
+    """Check that a conversation rendered piece by piece has the tokens of the template's rendering of the whole."""
     own, question = RENDERERS[form], Message("user", "What time?")
     results = [Message("tool", "3 <|im_end|>", "clock"), Message("tool", "4", "clock")]
     called = Message("assistant", "", tool_calls=(ToolCall("clock", {}),))

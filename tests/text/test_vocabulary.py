@@ -15,7 +15,7 @@ STUDENT = build_character_tokenizer("abcd")
 
 
 def byte_pairs(*added: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of a few merges with the control tokens of ChatML, then the `added` ones."""
+    """Build a byte-level BPE of a few merges with the control tokens of ChatML, then the `added` ones."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,7 +63,7 @@ def test_tokens_of_one_side_alone_are_mapped() -> None:
     assert (vocabulary.student_size, vocabulary.teacher_size) == (11, 13)
     assert (vocabulary.student_only, vocabulary.teacher_only) == ((), (11, 12))
     assert vocabulary.describe().startswith(
-        "the teacher has 2 tokens that the student lacks ('e', 'f'); the ids that both have agree"
+        "the teacher has 2 tokens that the student lacks ('e', 'f'); the shared ids agree"
     )
     back = map_vocabularies(larger, STUDENT)
     assert back is not None
@@ -84,13 +84,13 @@ def test_added_special_tokens_of_a_real_tokenizer_are_mapped() -> None:
         "5 tokens that the student lacks ('<tool_response>', '</tool_response>', '<think>', ...)"
         in vocabulary.describe()
     )
-    # Each side with a token of its own at one id is a contradiction.
+    # If each side has a token that the opposite side lacks at the same id, the ids contradict.
     with pytest.raises(VocabularyError, match=rf"id {size} is '<a>' .* and '<tool_response>'"):
         map_vocabularies(byte_pairs("<a>"), teacher)
 
 
 def test_a_hole_of_one_side_belongs_to_neither() -> None:
-    """An id below both sizes without a token is the student's row without a name, and the teacher's token."""
+    """Check an id below both sizes without a token: the student's row without a name, and the teacher's token."""
 
     class Ids:
         def __init__(self, **ids: int) -> None:
@@ -116,8 +116,8 @@ def test_the_start_of_a_run_says_it(caplog: pytest.LogCaptureFixture) -> None:
     )
     (line,) = caplog.messages
     assert line == (
-        "the teacher has 1 token that the student lacks ('e'); the ids that both have agree, and every loss treats "
-        "the others as one bucket"
+        "the teacher has 1 token that the student lacks ('e'); the shared ids agree, and every loss treats "
+        "the other ids as one bucket"
     )
 
 

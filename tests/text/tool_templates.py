@@ -1,4 +1,4 @@
-"""Short chat templates with tools, one in the manner of each family of models, over a byte tokenizer."""
+"""Short chat templates with tools, one in the style of each family of models, over a byte tokenizer."""
 
 from test_renderer import byte_tokenizer
 
@@ -84,6 +84,6 @@ USE = ToolUse((SEARCH, CLOCK))
 
 
 def renderer(form: str) -> Renderer:
-    """A renderer with two tools, whose template writes calls in this form."""
+    """Return a renderer with two tools and a template that writes calls in this form."""
     plain = Renderer(byte_tokenizer(TEMPLATES[form]), stop_ids=frozenset({258}))
     return plain.with_tools(USE)

@@ -1,4 +1,4 @@
-"""Rollouts ahead of the updates: the same bytes whoever is slow, killed or not, and without a lag those of steps in turn."""
+"""Rollouts ahead of updates: the same bytes for any delay or kill, and with lag 0 the bytes of sequential steps."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def ahead(lag: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_over() -> Iterator[None]:
-    """Whatever happens in a run, its threads end with it."""
+    """Assert that the threads of a run end with it, also after errors."""
     before = set(threading.enumerate())
     yield
     left = [
@@ -63,7 +63,7 @@ def nothing_is_left_over() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run two updates ahead, in one go."""
+    """Run two updates ahead without interruption."""
     return toy_run(models, tmp_path_factory.mktemp("whole"), ahead(2)).folder
 
 
@@ -74,7 +74,7 @@ def server(models: Path) -> Iterator[Stub]:
 
 
 def until(ready: Callable[[], bool]) -> None:
-    """Wait until something is so; half a minute is far too long."""
+    """Wait until a condition holds; the timeout of half a minute is far longer than needed."""
     for _ in range(6000):
         if ready():
             return
@@ -87,7 +87,7 @@ def lines(path: Path) -> int:
 
 
 def remote(stub: Stub, **settings: Any) -> dict[str, Any]:
-    """Changes for a recipe whose teacher is behind the server."""
+    """Return recipe changes for a teacher behind the server."""
     teacher = {
         "type": "openai_api",
         "url": stub.url,
@@ -123,7 +123,7 @@ def test_a_step_learns_from_its_own_prompts_all_of_them(models: Path, tmp_path: 
 def results(
     models: Path, folder: Path, changes: dict[str, Any], *, threads: bool
 ) -> tuple[list[StepResult], Any]:
-    """What the steps of a recipe give, one after the other or through the threads, and the weights after them."""
+    """Return the results of a recipe's steps, sequential or through the threads, and the final weights."""
     built = assemble_run(toy_recipe(models, changes), folder)
     if not threads:
         return list(train(1, 3, built.parts, built.settings)), built.trainer.save_state()["student"]
@@ -162,7 +162,7 @@ def test_without_a_lag_the_threads_give_what_one_thread_gives(
 
 
 def slowly(work: Callable[..., Any], seconds: Sequence[float]) -> Callable[..., Any]:
-    """The same, each call after the next of some waits, over and over."""
+    """Run the same steps, where calls wait in turn according to a repeated list."""
     waits = iter([*seconds] * 100)
 
     def waiting(*given: Any, **named: Any) -> Any:
@@ -188,7 +188,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "objective": SAMPLED,
         "rollout.n": 2,
     },
-    "dropout under a following teacher, an old self beside it": {
+    "dropout under a following teacher, with an old self": {
         "student.model": {"hidden_size": 32, "layers": 1, "heads": 2, "dropout": 0.2, "seed": 1},
         "student.dropout": True,
         "teacher": {
@@ -225,7 +225,7 @@ def variant(models: Path, name: str) -> dict[str, Any]:
 
 QUICK = (
     "plain, evaluated on the way",
-    "dropout under a following teacher, an old self beside it",
+    "dropout under a following teacher, with an old self",
     "numbers that move",
 )
 
@@ -346,7 +346,7 @@ def test_a_second_interrupt_does_not_wait_for_a_server(
     until(lambda: lines(tmp_path / "toy" / "metrics.jsonl") > 1)
     server.script = [late(20.0)] * 99
     until(lambda: len(server.script) < 99)
-    time.sleep(1.0)  # the steps that are answered already
+    time.sleep(1.0)  # the steps that have an answer already
     start = time.monotonic()
     for _ in range(2):
         os.kill(pid, signal.SIGINT)
@@ -404,7 +404,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a question that adapts": (
         {"objective": {"signal": "topk(k=adaptive(4, 8), support=teacher)"}},
-        "what teachers are asked is fixed ahead",
+        "requests to teachers are fixed ahead",
     ),
     "a lag that moves": ({"rollout.max_staleness": "linear(2, 0)"}, "one number for the whole run"),
     "a lag below nothing": ({"rollout.max_staleness": -1}, "max_staleness"),
@@ -446,7 +446,7 @@ def test_a_lag_alone_alarms_no_engine_and_a_patch_names_it(models: Path, tmp_pat
     folder = toy_run(models, tmp_path, changes).folder
     alarms = {row["id"]: row for row in rows(folder / "alarms.jsonl")}
     assert "M16" not in alarms, (
-        "sampler and learner never have the same weights, so nothing is said of engines"
+        "sampler and learner never have the same weights, so there is no alarm about engines"
     )
     assert "probability_error" in rows(folder / "metrics.jsonl")[0], "the first step is on policy"
     assert alarms["M18"]["patch"] == ["rollout.max_staleness=1"]

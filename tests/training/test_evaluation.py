@@ -1,4 +1,4 @@
-"""Evaluation: the same numbers every time, with intervals that are honest at the ends."""
+"""Evaluation: the same numbers every time, with intervals that are valid at both ends."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def measured(parts: RunComponents) -> Evaluation:
 
 
 class CountingHead:
-    """A head that notes how many tokens each of its products has."""
+    """A head that records the number of tokens of each product."""
 
     def __init__(self, head: HeadLike, rows: list[int]) -> None:
         self.head, self.rows = head, rows
@@ -61,7 +61,7 @@ class CountingHead:
 
 @dataclass
 class CountedTeacher:
-    """A teacher that says nothing of every fourth rollout, and nothing of a token of the others."""
+    """A teacher that gives no signal for every fourth rollout, and no signal for one token of each remaining rollout."""
 
     inner: Teacher
     rows: list[int] = field(default_factory=list)
@@ -169,7 +169,7 @@ def test_an_evaluation_reads_back_from_json(models: Path, tmp_path: Path) -> Non
 def said(
     prompt: str, text: str, right: bool | None, chance: float = 1.0, tokens: int = 2
 ) -> GradedCompletion:
-    """An answer whose whole text had a probability of `chance`."""
+    """Return an answer with a whole text of probability `chance`."""
     return GradedCompletion(
         prompt,
         prompt,
@@ -276,7 +276,7 @@ def test_domains_are_measured_apart_and_make_up_the_whole(models: Path, tmp_path
 
 
 def test_held_out_answers_get_notes_so_a_teacher_that_shows_one_is_compared(models, tmp_path):
-    """What is noted of a held-out answer is shown as a fixed text is shown, to the last digit."""
+    """Check that a note about a held-out answer is shown like a fixed text, to the last digit."""
     shows = {"type": "privileged", "teacher": {"type": "model", "model": str(models / "teacher")}}
     noted, fixed, bare = (
         built(models, tmp_path / name, **changes)
@@ -305,7 +305,7 @@ def test_held_out_answers_get_notes_so_a_teacher_that_shows_one_is_compared(mode
     (with_notes, teacher), (with_text, same_teacher), (lacking, silent) = results
     assert with_notes.reverse_kl == with_text.reverse_kl is not None
     assert teacher is not None and teacher == same_teacher
-    # Wrong answers have no such note: they are not compared, and the teacher has no context for all.
+    # Wrong answers have no such note: they are not compared, and the teacher has no context for some answers.
     assert silent is None and lacking.reverse_kl != with_notes.reverse_kl
 
 

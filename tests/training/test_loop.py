@@ -32,8 +32,8 @@ from practicum.types import (
 
 LONG = {"train.steps": 24, "train.prompts_per_step": 16, "train.checkpoint_every": None}
 
-# How much of the held-out reverse KL may be left after 24 steps; exact gradients halve it and more, gradients from one
-# sampled token a state are noisier and get less far. The toy vocabulary has 11 tokens.
+# The share of the held-out reverse KL that may remain after 24 steps; exact gradients halve it and more, gradients from one
+# sampled token per state are noisier and reduce it less. The toy vocabulary has 11 tokens.
 HALVED, LOWER = 0.5, 0.8
 OBJECTIVES: dict[str, tuple[dict[str, Any], float]] = {
     "reverse_kl": ({"signal": "full", "divergence": "reverse_kl"}, HALVED),
@@ -186,7 +186,7 @@ def a_rollout() -> Rollout:
 
 
 class RecordingTrainer(LocalTrainer):
-    """A trainer that remembers what it was given and what its weights were then."""
+    """A trainer that records its data and the weights at that time."""
 
     def __init__(self, trainer: LocalTrainer) -> None:
         super().__init__(trainer.language_model, trainer.limits)
@@ -210,7 +210,7 @@ def one_step(
 
 
 def test_epochs_learn_from_the_same_data_again(models: Path, tmp_path: Path) -> None:
-    """Two epochs of two updates are four updates by hand, each with a seed of its own."""
+    """Check that two epochs of two updates equal four manual updates, each with a separate seed."""
     trainer, built, result = one_step(
         models, tmp_path, {"train.updates_per_step": 2, "train.epochs": 2}
     )
@@ -251,7 +251,7 @@ CLIPPED = {
 
 
 def test_a_clip_acts_from_the_second_epoch_on(models: Path, tmp_path: Path) -> None:
-    """In the first epoch every ratio is 1, so nothing is clipped; the second one leaves out what has moved."""
+    """In the first epoch every ratio is 1, so nothing is clipped; the second one leaves out tokens that have moved."""
     plain = {**CLIPPED, "correction": "ratio"}
     weights = {}
     for name, objective, epochs in (
@@ -295,16 +295,16 @@ def test_the_share_of_clipped_tokens_is_measured_in_every_update(
         sampled = torch.cat([datum.rollout.sampling_logprobs for datum in data])
         ratio = (done.outputs.logprobs - sampled).exp()
         up = done.outputs.teacher_logprobs > done.outputs.logprobs
-        # The loss mask leaves out nothing here.
+        # The loss mask excludes no token here.
         shares.append(float(torch.where(up, ratio > 1.005, ratio < 0.98).float().mean()))
         assert done.metrics["clipped"] == pytest.approx(shares[-1])
-    # Right after sampling every ratio is 1; the second update is of other answers after one step.
+    # Right after sampling every ratio is 1; the second update uses other answers after one step.
     assert shares[0] == 0.0 and min(shares[1:]) > 0.05
     assert result.metrics["clipped"] == pytest.approx(sum(shares) / 4)
 
 
 class LearningTeacher(Teacher):
-    """Remembers what it is told."""
+    """Records its events."""
 
     capabilities = Capabilities(signals=frozenset({"sampled"}))
 
@@ -337,7 +337,7 @@ def test_what_learns_beside_the_student_gets_the_data_of_the_step(
 
 
 class SkippingTrainer(LocalTrainer):
-    """A trainer whose every so many updates is skipped."""
+    """A trainer that skips every n-th update."""
 
     def __init__(self, trainer: LocalTrainer, every: int) -> None:
         super().__init__(trainer.language_model, trainer.limits)
@@ -350,7 +350,7 @@ class SkippingTrainer(LocalTrainer):
 
 
 def skipping(models: Path, folder: Path, every: int) -> tuple[StepComponents, StepSettings]:
-    """The parts of a loop with a trainer that skips updates."""
+    """Return the parts of a loop with a trainer that skips updates."""
     recipe = toy_recipe(models, {"train.prompts_per_step": 1, "rollout.max_new_tokens": 2})
     built = assemble_run(recipe, folder)
     return replace(built.parts, student=SkippingTrainer(built.trainer, every)), built.settings

@@ -1,4 +1,4 @@
-"""What an environment wrote is learned where a term says so, and changes nothing of the other terms."""
+"""Text of an environment is learned where a term asks for it, and changes no other term."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ TALKS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def world(models, tmp_path_factory):
-    """A student in memory, and its conversations with their scores."""
+    """Return a student in memory, and its conversations with their scores."""
     recipe = toy_recipe(models, {**TALKS, "objective": {"losses": [DISTIL, WORLD]}})
     components = assemble_run(recipe, tmp_path_factory.mktemp("scratch"))
     parts, settings = components.parts, components.settings
@@ -46,7 +46,7 @@ def world(models, tmp_path_factory):
 
 
 def gradient(world: Any, datums: list[Datum], *terms: Mapping[str, Any], **more: Any) -> Any:
-    """The metrics and the gradient of an objective, by name; nothing is learned."""
+    """Return the metrics and the gradient of an objective, by name, without a training step."""
     components, _ = world
     objective = Objective.model_validate({"losses": list(terms), **more})
     result = accumulate_gradient(components.parts.student, datums, objective, 3)
@@ -125,7 +125,7 @@ def test_a_term_of_weight_zero_leaves_a_run_as_it_is(models, tmp_path):
 def test_a_student_learns_to_foretell_its_world(models, tmp_path):
     changes = {
         **TALKS,
-        # A student of the world's words alone forgets how its own turns end.
+        # A student that only learns the environment's words forgets how its own turns end.
         "rollout.source": "teacher",
         "objective": {"losses": [WORLD]},
         "train.steps": 12,
@@ -135,15 +135,15 @@ def test_a_student_learns_to_foretell_its_world(models, tmp_path):
     folder = toy_run(models, tmp_path, changes).folder
     losses = [row["loss"] for row in rows(folder / "metrics.jsonl")]
     assert losses[-1] < 0.5 * losses[0]
-    # The tokens of rollouts.jsonl are trained on by their author, as it stands there.
+    # The tokens of rollouts.jsonl are trained on by the author in the file.
     assert any(not all(row["loss_mask"]) for row in rows(folder / "rollouts.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("term", "error"),
     [
-        ({"signal": "score(group_mean)"}, "tokens that nobody chose, so none has an advantage"),
-        ({"signal": "sampled"}, "tokens that nobody chose"),
+        ({"signal": "score(group_mean)"}, "tokens that no policy sampled, which have no advantage"),
+        ({"signal": "sampled"}, "tokens that no policy sampled"),
         ({**WORLD, "samples": "best"}, "samples 'best' compares the completions of a writer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whole runs that learn from pairs: what they report, and the same bytes after a kill and in micro-batches."""
+"""Whole runs that learn from pairs: their reports, and the same bytes after a kill and in micro-batches."""
 
 import math
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_micro_batches_change_nothing_but_rounding(
 
 
 def test_answers_without_a_partner_are_counted(models: Path, tmp_path: Path) -> None:
-    """A verifier that gives every answer the same leaves no pair, and the update is empty."""
+    """Check that a verifier that gives every answer the same reward leaves no pair, and the update is empty."""
     changes = {
         "teacher": "none",
         "reference": {"type": "self", "weights": "frozen"},

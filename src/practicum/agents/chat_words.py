@@ -1,4 +1,4 @@
-"""The words of OpenAI's chat protocol: a request as messages, and a turn as answer or stream."""
+"""OpenAI's chat protocol: parse a request into messages, and format a turn as answer or stream."""
 
 import json
 import secrets
@@ -12,11 +12,11 @@ from practicum.ports import SampledTurn, TurnRequest
 from practicum.types import Message
 
 MAX_MESSAGES = 4096
-"""The most messages of a request."""
+"""The maximum number of messages in a request."""
 
 
 class ChatProblem(ValueError):
-    """A request that cannot be answered; its text says why."""
+    """A request that cannot be answered; the text gives the reason."""
 
 
 class _ContentPart(BaseModel):
@@ -34,13 +34,13 @@ class _ChatMessage(BaseModel):
         content = self.content
         parts = content if isinstance(content, list) else ()
         text = content if isinstance(content, str) else "".join(part.text for part in parts)
-        # Newer clients call the system turn so.
+        # Newer clients call the system role "developer".
         role = "system" if self.role == "developer" else self.role
         return Message(role, text, self.name if role == "tool" else None)
 
 
 class ChatRequest(BaseModel):
-    """The part of a request that counts; settings of sampling are those of the recipe."""
+    """The used fields of a request; sampling settings are ignored, because the recipe sets them."""
 
     model_config = ConfigDict(frozen=True)
     model: str | None = None
@@ -54,7 +54,7 @@ class ChatRequest(BaseModel):
     stop: str | list[str] | None = None
 
     def build_turn_request(self) -> TurnRequest:
-        """Return the request; ChatProblem if it asks for what is not served."""
+        """Parse a request; ChatProblem if it needs an unsupported feature."""
         if (self.n or 1) > 1:
             raise ChatProblem("n: one answer is given to a request; ask several times")
         if self.tools:
@@ -83,7 +83,7 @@ def read_chat_request(body: bytes, model: str) -> ChatRequest:
 
 
 def write_answer(turn: SampledTurn, model: str, *, logprobs: bool) -> dict[str, Any]:
-    """Return a turn as a whole answer."""
+    """Format a turn as a complete answer."""
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": turn.text},

@@ -1,4 +1,4 @@
-"""Episodes without a state of their own."""
+"""Episodes without state other than their turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from practicum.types import Message
 class FunctionEpisode(Episode):
     """An episode that answers with a function of the turns so far; see `practicum.ports.Episode`.
 
-    `answer` returns the text of the next turn, or None at the end, and `reward` that of the last
-    turn.
+    `answer` returns the text of the next turn, or None at the end. `reward` returns the reward of
+    the last turn.
     """
 
     answer: Callable[[Sequence[str]], str | None]

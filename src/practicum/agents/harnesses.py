@@ -1,4 +1,4 @@
-"""Agents of the library verifiers: its tasksets, its harnesses, and a chat loop in this process."""
+"""Agents of the `verifiers` library: its tasksets, its harnesses, and a chat loop in this process."""
 
 import asyncio
 import importlib.util
@@ -22,12 +22,12 @@ from practicum.text.safe import excerpt
 from practicum.types import Message
 
 KEY = "PRACTICUM_ENGINE_KEY"
-"""A variable that nobody sets: the library wants the name of one."""
+"""The name of an environment variable that is never set; the library requires a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """A task of a taskset: its name, and the messages with which its agent begins."""
+    """A task of a taskset: its name, and the initial messages of its agent."""
 
     name: str
     messages: tuple[Message, ...]
@@ -35,7 +35,7 @@ class AgentTask:
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The end of an agent's run: its reward if it was scored, and what went wrong, if anything."""
+    """The result of an agent's run: its reward if it was scored, and its error, if any."""
 
     reward: float | None
     problem: str = ""
@@ -43,16 +43,16 @@ class AgentEnd:
 
 @cache
 def start_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all agents of this process, in a thread of its own."""
-    # The library shares locks between its clients, and a lock belongs to one loop: two stages of a
-    # pipeline, say, must not have two.
+    """Return the event loop of all agents of this process, which runs in a separate thread."""
+    # The library shares locks between its clients, and a lock belongs to one loop. Two stages of a
+    # pipeline, for example, must therefore share the loop.
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
 
 
 class VerifiersRunner:
-    """The real library."""
+    """Runs agents with the `verifiers` library."""
 
     def __init__(
         self, taskset: str, settings: Mapping[str, JsonValue], harness: str | None
@@ -103,7 +103,7 @@ class VerifiersRunner:
         return build_chat_loop() if self._harness is None else loaders.harness_class(self._harness)
 
     def start(self, index: int, base_url: str, tokenizer: Path) -> "Future[AgentEnd]":
-        """Let an agent work on a task with the model at an endpoint."""
+        """Start an agent on a task, with the model at an endpoint."""
         return asyncio.run_coroutine_threadsafe(
             self._run(self._tasks[index], base_url, tokenizer), start_loop()
         )
@@ -111,12 +111,12 @@ class VerifiersRunner:
     async def _run(self, task: Any, base_url: str, tokenizer: Path) -> AgentEnd:
         try:
             return await self._work(task, base_url, tokenizer)
-        # It would end the event loop of all agents.
+        # An uncaught SystemExit would end the event loop of all agents.
         except SystemExit as error:
             return AgentEnd(None, f"the harness left with {error!r}")
 
     async def _work(self, task: Any, base_url: str, tokenizer: Path) -> AgentEnd:
-        # A chat loop of our own is no plug-in with an id: it takes the place of theirs, `null`.
+        # Our chat loop is not a plug-in with an id; it replaces the library's `null` harness.
         name = self._harness or "null"
         loaders: Any = import_module("verifiers.v1.utils.loaders")
         harness = loaders.harness_config_type(name)(id=name)
@@ -140,8 +140,8 @@ class VerifiersRunner:
 def _describe_task(details: Any, number: int) -> AgentTask:
     if details.prompt is None:
         raise DataError(
-            f"task.taskset: task {number} has no prompt of its own, because somebody else opens its "
-            "conversation; take a taskset whose tasks have prompts"
+            f"task.taskset: task {number} has no prompt, because another participant opens its "
+            "conversation; use a taskset in which every task has a prompt"
         )
     turns = (
         [{"role": "user", "content": details.prompt}]
@@ -151,13 +151,13 @@ def _describe_task(details: Any, number: int) -> AgentTask:
     if details.system_prompt is not None:
         turns = [{"role": "system", "content": details.system_prompt}, *turns]
     if not all(isinstance(turn["content"], str) for turn in turns):
-        raise DataError(f"task.taskset: the prompt of task {number} is not text alone")
+        raise DataError(f"task.taskset: the prompt of task {number} contains more than text")
     messages = tuple(Message(turn["role"], turn["content"]) for turn in turns)
     return AgentTask(str(details.id or number), messages)
 
 
 def build_chat_loop() -> Any:
-    """Return a harness that asks the model until it calls no tool, without a process of its own."""
+    """Return a harness that asks the model until it calls no tool, inside this process."""
     vf: Any = import_module("verifiers.v1")
 
     class ChatLoop(vf.Harness):  # type: ignore[misc]
@@ -168,7 +168,7 @@ def build_chat_loop() -> Any:
         EXECUTES_CODE = False
         NEEDS_CONTAINER = False
 
-        # The parameters are those of the library.
+        # The library defines the parameters.
         async def launch(
             self,
             ctx: Any,
@@ -179,7 +179,7 @@ def build_chat_loop() -> Any:
             mcp_urls: Mapping[str, str],
             data: Any,
         ) -> Any:
-            """Chat through the endpoint; every request is in the trace."""
+            """Chat through the endpoint; the trace contains every request."""
             system, prompt = self.resolve_prompt(data)
             messages: list[Any] = [] if system is None else [{"role": "system", "content": system}]
             if isinstance(prompt, str):
@@ -197,7 +197,7 @@ def build_chat_loop() -> Any:
 async def _chat(
     endpoint: str, secret: str, messages: list[Any], mcp_urls: Mapping[str, str]
 ) -> None:
-    """Ask the model, and answer its calls, until a turn has none."""
+    """Ask the model and answer its tool calls until a turn has no calls."""
     openai: Any = import_module("openai")
     tools: Any = import_module("verifiers.v1.harnesses.utils.mcp")
     servers = {"mcpServers": {name: {"url": url} for name, url in mcp_urls.items()}}
@@ -221,7 +221,7 @@ async def _chat(
 
 
 async def _call_tool(tools: Any, connections: Any, dispatch: Mapping[str, Any], call: Any) -> str:
-    """Return what a tool answers, or why it does not; the model reads either."""
+    """Return the tool's answer or an error text; the model reads either."""
     if call.name not in dispatch:
         return f"error: no tool {call.name!r}; the tools are {', '.join(sorted(dispatch))}"
     try:

@@ -1,8 +1,8 @@
-"""An endpoint of the live student for programs and users: their requests wait for the next turn.
+"""An endpoint that serves the student in training to programs and users.
 
-A program speaks in tokens, on a line whose path is a secret of its own, so that several
-conversations share one server and no other program of this machine can speak in one of them. Users
-speak in messages, on the line `v1`, as with any server of the chat protocol.
+Requests wait for the student's next turn. A program sends tokens to a line with a secret path, so
+that several conversations share one server and no other program on this machine can join a
+conversation. Users send messages to the line `v1`, as with any server of the chat protocol.
 """
 
 import contextlib
@@ -33,36 +33,36 @@ MODEL = "student"
 """The name of the model at the endpoint."""
 
 CONTEXT = 1 << 20
-"""The longest text that the endpoint promises: the run itself ends conversations that are too long."""
+"""The context length that the endpoint reports; the run itself ends conversations that are too long."""
 
 MAX_BODY_BYTES = 1 << 26
-"""The longest request that is read."""
+"""The maximum size of a request body."""
 
 MAX_WAITING = 1024
-"""The most requests that wait in one line."""
+"""The maximum number of requests that wait in one line."""
 
 USERS = "v1"
-"""The path of the line of users."""
+"""The path of the users' line."""
 
 CLOSED = "the conversation is over"
 
 
 class _GenerateRequest(BaseModel):
-    # A training client also sends settings of sampling: those of the recipe hold.
+    # A training client also sends sampling settings, which are ignored: the recipe sets them.
     model_config = ConfigDict(frozen=True)
     token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLine:
-    """The line of one conversation, or of all users: its address, and the requests that came in."""
+    """The line of one conversation, or of all users: its address and its incoming requests."""
 
     base_url: str
     events: "queue.SimpleQueue[TurnRequest | object]" = field(default_factory=queue.SimpleQueue)
 
 
 class TokenEngine:
-    """The server of all lines; it ends with the process, or when it is closed."""
+    """The server of all lines; it runs until the process ends or `close` is called."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class TokenEngine:
         *,
         serves_users: bool = False,
     ) -> None:
-        """Listen; OSError if the address is in use."""
+        """Start listening; OSError if the address is in use."""
         self._lines: dict[str, EngineLine] = {}
         lines, admits = self._lines, admission or Admission(hosts=name_hosts(host))
 
@@ -82,7 +82,7 @@ class TokenEngine:
 
         self._server = _LineServer((host, port), LineHandler)
         self._address = f"http://{name_place(host, self._server.server_port)}"
-        # Users may call at once, so their line is there before anybody is heard.
+        # Users may send requests immediately, so their line must exist before the server starts.
         self.users = EngineLine(f"{self._address}/{USERS}")
         if serves_users:
             self._lines[USERS] = self.users
@@ -91,13 +91,13 @@ class TokenEngine:
         ).start()
 
     def open_line(self) -> EngineLine:
-        """Return a line for one conversation of a program."""
+        """Open a line for one conversation of a program."""
         path = secrets.token_hex(16)
         line = self._lines[path] = EngineLine(f"{self._address}/{path}/v1")
         return line
 
     def close_line(self, line: EngineLine) -> None:
-        """Forget a line, and refuse the requests that still wait in it."""
+        """Remove a line, and refuse the requests that still wait in it."""
         path = next((path for path, open_line in self._lines.items() if open_line is line), None)
         self._lines.pop(path or "", None)
         while not line.events.empty():
@@ -106,7 +106,7 @@ class TokenEngine:
                 event.reply(CLOSED)
 
     def close(self) -> None:
-        """Refuse all that wait, and stop listening."""
+        """Refuse all waiting requests, and stop listening."""
         for line in list(self._lines.values()):
             self.close_line(line)
         self._server.shutdown()
@@ -127,14 +127,14 @@ class _EngineHandler(BaseHTTPRequestHandler):
     lines_by_path: ClassVar[dict[str, EngineLine]]
     admission: ClassVar[Admission]
     timeout = 120
-    """The seconds in which a request has to arrive."""
+    """The maximum time in seconds for a request to arrive."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: a step has many requests."""
+        """Log nothing, because a step has many requests."""
 
-    # The names are those of the standard library.
+    # The standard library defines the method names.
     def do_GET(self) -> None:
-        """List the one model."""
+        """List the only model, `student`."""
         refusal = self.admission.find_refusal(self.headers.get)
         if refusal is not None:
             self._refuse(*refusal)
@@ -143,7 +143,7 @@ class _EngineHandler(BaseHTTPRequestHandler):
         self._write(200, {"object": "list", "data": [{**model, "max_model_len": CONTEXT}]})
 
     def do_POST(self) -> None:
-        """Wait for the turn that goes on from the tokens or messages, and return it."""
+        """Wait for the turn that continues the tokens or messages, and send it."""
         path, _, action = self.path.lstrip("/").partition("/")
         line = self.lines_by_path.get(path)
         length = self.headers.get("content-length") or "0"
@@ -171,7 +171,7 @@ class _EngineHandler(BaseHTTPRequestHandler):
             choice = {
                 "index": 0,
                 "token_ids": list(turn.tokens),
-                # A turn that was cut off ends its conversation and is never handed over.
+                # A truncated turn ends its conversation and is never sent.
                 "finish_reason": "stop",
                 "logprobs": {"content": list_logprobs(turn)},
             }
@@ -195,12 +195,12 @@ class _EngineHandler(BaseHTTPRequestHandler):
             self._write(200, write_answer(turn, MODEL, logprobs=has_logprobs))
 
     def _wait(self, line: EngineLine, request: TurnRequest) -> SampledTurn | None:
-        """Return the turn for a request; None if it was refused, with its reason written."""
+        """Return the turn for a request; if the request is refused, send the reason, return None."""
         if line.events.qsize() >= MAX_WAITING:
             self._refuse(429, f"{MAX_WAITING} requests wait already; try again later")
             return None
         line.events.put(request)
-        # A line that was closed meanwhile is emptied by nobody.
+        # If the line was closed in the meantime, nothing else would answer this request.
         if line not in list(self.lines_by_path.values()):
             request.reply(CLOSED)
         turn = request.answers.get()
@@ -217,7 +217,7 @@ class _EngineHandler(BaseHTTPRequestHandler):
 
     def _send(self, media_type: str, parts: Iterable[bytes], status: int = 200) -> None:
         body = b"".join(parts)
-        # A program that was cancelled reads no answer.
+        # A cancelled program may have closed the connection.
         with contextlib.suppress(ConnectionError):
             self.send_response(status)
             self.send_header("content-type", media_type)

@@ -50,7 +50,7 @@ Overrides = Annotated[
         metavar="[KEY=VALUE]...",
         help=(
             "for example train.steps=4, or stages.NAME.train.steps=4; "
-            "teacher=off: train on the reward alone; teacher=free: without a teacher"
+            "teacher=off: train only on the reward; teacher=free: without a teacher"
         ),
     ),
 ]

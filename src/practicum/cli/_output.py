@@ -1,4 +1,4 @@
-"""Printed results of commands, and notes beside them."""
+"""Printed results of commands, and their notes."""
 
 import json
 import sys
@@ -23,9 +23,9 @@ def show_waiting() -> Iterator[None]:
 
 
 def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
-    """Print names with their summaries, under a heading for each group; as JSON one object a line.
+    """Print names with their summaries, under a heading for each group; as JSON one object per line.
 
-    Papers stand in brackets, with a mark if the recipe is reduced; methods are in the JSON alone.
+    Papers are in brackets, with a mark if the recipe is reduced; only the JSON has the methods.
     """
     if as_json:
         for row in rows:
@@ -51,7 +51,8 @@ def print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
         return
     groups = {name: number for name, number in summary.items() if isinstance(number, dict)}
     numbers = {_spell_name(name): number for name, number in summary.items() if name not in groups}
-    # An interval is a mapping too, and is one number; each entry of another has its own line.
+    # An interval is also a mapping and counts as one number; each entry of any other mapping gets a
+    # line.
     for name, group in groups.items():
         is_interval = "mean" in group
         numbers |= {_spell_name(name): group} if is_interval else _indent_names(name, group)
@@ -67,9 +68,9 @@ def _spell_name(name: str) -> str:
 
 
 def _indent_names(title: str, group: Mapping[str, object]) -> dict[str, object]:
-    """Return the title on a line of its own, and each entry indented below; nothing if empty.
+    """Return the title on a separate line, and each entry indented below; nothing if empty.
 
-    The names of domains stay as the rows have them.
+    The names of domains are not changed.
     """
     is_by_domain = title == "by_domain"
     entries = {

@@ -49,7 +49,7 @@ def hold_chat(
             f"{target} is not a run folder, so it has no teacher; leave --teacher out"
         )
     if system is not None and _is_run(target):
-        raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
+        raise RecipeError("a run's prompts follow its recipe; leave --system out")
     with show_waiting():
         built = restore_components(*open_run(Path(target))) if teacher else None
         if built is None:
@@ -99,7 +99,7 @@ def rewrite_report(folder: Path) -> Path:
         return write_report(folder)
     if not (folder / "summary.json").is_file():
         raise RecipeError(
-            f"{folder} holds no summary.json, so the pipeline has not finished; go on with --resume"
+            f"{folder} holds no summary.json, so the pipeline has not finished; resume with --resume"
         )
     return write_pipeline_report(folder)
 
@@ -118,7 +118,7 @@ def _open_tools(
 ) -> tuple[Student | Model, OpensEpisodes | None]:
     """Return a run's student with the tools of its task, and the environment that answers calls."""
     recipe = open_run(Path(target))[1] if _is_run(target) else None
-    # A task without tools is not built: its files may be gone by now.
+    # A task without tools is not built: its files may have been removed.
     if recipe is None or not recipe.task.offers_tools:
         return student, None
     task = build_task(recipe)

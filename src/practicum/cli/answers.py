@@ -33,7 +33,7 @@ def write_file(
 
 
 def describe_cut(result: AnswersResult, recipe: Recipe) -> str:
-    """Return how many answers have no end, and what to do about it."""
+    """Return the number of cut-off answers, with advice."""
     if not result.cut:
         return "none"
     return (

@@ -104,7 +104,7 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="JSON file, or a folder for NAME.doctor.json; its page is beside it "
+            help="JSON file, or a folder for NAME.doctor.json; the page is next to it "
             "[runs/NAME.doctor.json]",
         ),
     ] = None,
@@ -155,7 +155,7 @@ def plan_recipe(  # noqa: PLR0913  (its options, one by one)
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Estimate the cost and the memory of a recipe. Compares SFT and RL, and shows what fits."""
+    """Estimate the cost and the memory of a recipe. Compares SFT and RL, and shows settings that fit."""
     with handle_errors(debug):
         from practicum.cli.plan import build_plan, format_plan
 
@@ -210,7 +210,7 @@ def export(
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder that does not exist")],
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="the LoRA adapter alone, for peft, instead of a model")
+        bool, typer.Option("--adapter", help="only the LoRA adapter, for peft, instead of a model")
     ] = False,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="also upload it, to a private repository")
@@ -236,7 +236,7 @@ def report(
     ],
     debug: Debug = False,
 ) -> None:
-    """Write report.html again. Reads the files of a run or of a finished pipeline alone."""
+    """Write report.html again. Reads only the files of a run or of a finished pipeline."""
     with handle_errors(debug):
         from practicum.cli.after import rewrite_report
 
@@ -355,7 +355,7 @@ def probe(  # noqa: PLR0913 - one a line of its help
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find out what a server can give as a teacher. Asks for signals, candidates and time.
+    """Probe a server for use as a teacher. Measures signals, candidates and time.
 
     Prints the teacher of a recipe, also for `practicum serve`. A server that does not answer ends it
     within half a minute.
@@ -419,7 +419,7 @@ def serve(  # noqa: PLR0913 - one a line of its help
 ) -> None:
     """Serve models over HTTP, to sample, score and train. The protocol is the Tinker API.
 
-    A recipe's student answers in OpenAI's chat protocol, and learns from what users say next.
+    A recipe's student answers in OpenAI's chat protocol, and learns from the users' next messages.
     """
     with handle_errors(debug):
         from practicum.cli.serve import ServerOptions, is_recipe, serve_models, serve_recipe
@@ -465,7 +465,7 @@ def main() -> None:
     _drop_start_folder()
     # A tracking client may give the root logger a handler: every note would be printed twice.
     logging.getLogger("practicum").propagate = False
-    # At the end the collector need not look at every module once more, which takes a second.
+    # At exit, the garbage collector would scan every module again, which takes a second.
     atexit.register(gc.freeze)
     try:
         app()
@@ -475,7 +475,7 @@ def main() -> None:
 
 
 def _drop_start_folder() -> None:
-    """Take off the path what Python put there by itself, and nothing that the user named.
+    """Remove the entry that Python itself added to the path; keep every entry that the user named.
 
     That is the folder of the script, or the working directory with `python -m`. A file there, such
     as json.py, must not replace a module. An empty entry of PYTHONPATH names no folder either.

@@ -22,7 +22,7 @@ def answers(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted one goes on")
+        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted file is resumed")
     ] = Path("answers.jsonl"),
     n: Annotated[int, typer.Option(min=1, help="answers per prompt")] = 1,
     temperature: Annotated[
@@ -44,14 +44,14 @@ def score(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted one goes on")
+        Path, typer.Option(metavar="FILE", help="JSONL file; an interrupted file is resumed")
     ] = Path("scored.jsonl"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write the teacher's log-probabilities into recorded traces.
 
-    They are the traces of `rollout.source: traces(FILE)`.
+    The traces come from `rollout.source: traces(FILE)`.
     """
     with handle_errors(debug):
         from practicum.recipe import load_recipe
@@ -87,7 +87,7 @@ def evaluate(  # noqa: PLR0913  (its options, one by one)
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure the accuracy on held-out prompts or rows of yours. For a run also the distance from its teacher."""
+    """Measure the accuracy on held-out prompts or your own rows. For a run, also measure the distance from its teacher."""
     with handle_errors(debug):
         from practicum.runs.evaluating import evaluate as evaluate_target
 

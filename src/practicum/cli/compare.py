@@ -20,8 +20,8 @@ def compare_arms(words: Sequence[str], settings: ComparisonSettings, as_json: bo
     failed = len(comparison.failures)
     if failed:
         raise PracticumError(
-            f"{failed} of {failed + len(comparison.outcomes)} runs failed, and the table stands "
-            "without them; --resume tries them again"
+            f"{failed} of {failed + len(comparison.outcomes)} runs failed, and the table does "
+            "not include them; --resume tries them again"
         )
 
 
@@ -52,7 +52,7 @@ def fit_law(folders: Sequence[str], as_json: bool) -> None:
 
 def _read_points(folders: Sequence[Path]) -> tuple[list[LawPoint], str]:
     """Return the runs by accuracy, or by divergence from the teacher if none has an accuracy."""
-    # Accuracy first: it is what a run is for, and tasks without a verifier have none.
+    # Accuracy first: it is the goal of a run, and tasks without a verifier have no accuracy.
     try:
         return read_runs(folders, RESULTS[0]), RESULTS[0]
     except DataError:
@@ -67,7 +67,7 @@ def _list_exponents(law: Law) -> tuple[list[str], list[list[str]]]:
             QUANTITIES[term.quantity],
             f"{term.exponent:.3f}",
             f"[{term.interval.low:.3f}, {term.interval.high:.3f}]",
-            "yes" if term.is_resolved else "no: the data do not say",
+            "yes" if term.is_resolved else "no: the data do not show it",
         ]
         for term in law.exponents
     ]

@@ -1,4 +1,4 @@
-"""Complete the word that is typed in a shell; nothing heavy is imported here."""
+"""Complete the word that is typed in a shell; no slow library is imported here."""
 
 import glob
 from pathlib import Path

@@ -21,7 +21,7 @@ def write_rows(run: Path, target: Path) -> None:
 def write_recipe(source: Path, target: Path) -> None:
     """Write a recipe from verl's configuration or TRL's training script, and name on stderr each key that is not taken.
 
-    The same lines stand in the recipe as comments. Raises RecipeError if the target exists.
+    The same lines are in the recipe as comments. Raises RecipeError if the target exists.
     """
     if target.exists():
         raise RecipeError(f"{target} exists; give another file to --out, or remove it first")

@@ -74,7 +74,7 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
         console.event(make_printable(line))
     verdict = diagnosis.verdict
     console.event(f"{verdict.word}: {verdict.meaning}")
-    # A finding that stands above is named; one that passed has its sentence here.
+    # A finding that is already shown above is only named; one that passed has its sentence here.
     printed = {result.render_line() for result in findings}
     for line in verdict.because:
         reason = line.partition(":")[0] if line in printed else line
@@ -94,4 +94,4 @@ def _show_finding(result: CheckResult, console: Console) -> None:
     if finding.rollouts_needed:
         console.event(f"-> it needs about {finding.rollouts_needed} answers: raise --prompts")
     if finding.fix:
-        console.event(make_printable(f"-> write {shlex.join(finding.fix)}"))
+        console.event(make_printable(f"-> set {shlex.join(finding.fix)}"))

@@ -55,7 +55,7 @@ def show(
     overrides: Overrides = None,
     plot: Annotated[bool, typer.Option("--plot", help="draw the schedules instead")] = False,
     origin: Annotated[
-        bool, typer.Option("--origin", help="say where each value comes from instead")
+        bool, typer.Option("--origin", help="show the origin of each value instead")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -108,11 +108,12 @@ def list_choices(
     kind: Annotated[
         str,
         typer.Argument(
-            help="recipes, teachers, tasks, backends, divergences, signals, ..., or a module of yours"
+            help="recipes, teachers, tasks, backends, divergences, signals, ..., or your own module"
         ),
     ] = "recipes",
     like: Annotated[
-        str | None, typer.Option(metavar="WORD", help="only what has this word in its description")
+        str | None,
+        typer.Option(metavar="WORD", help="only entries with this word in the description"),
     ] = None,
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="only recipes of a family, such as white-box")
@@ -138,7 +139,7 @@ def laws(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Hold an entry of yours to the laws of the built-in ones."""
+    """Check your own entry with the laws of the built-in entries."""
     with handle_errors(debug):
         from practicum.cli.laws import check_entries, format_verdicts
 

@@ -1,4 +1,4 @@
-"""`practicum laws`: hold entries of the user's to the laws of practicum's own."""
+"""`practicum laws`: check entries of the user with the laws of the built-in entries."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from practicum.functional.registry import TABLES
 def check_entries(text: str) -> dict[str, list[LawCheck]]:
     """Return the verdicts on an entry written as in a recipe, or on all entries of a module.
 
-    Raises RecipeError if there is none.
+    Raises RecipeError if the text names no entry.
     """
     try:
         entries = list(_find_entries(text))

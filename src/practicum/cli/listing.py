@@ -65,7 +65,7 @@ def _list_kind(kind: str) -> list[dict[str, str]]:
 
 
 def _list_recipes(family: str | None) -> list[dict[str, str]]:
-    """Return the packaged recipes by family, all or those of one."""
+    """Return the packaged recipes of all families or of one family."""
     from practicum.recipe import (
         FAMILIES,
         find_recipe,

@@ -40,7 +40,7 @@ def build_plan(
             "for a stage's teachers may not be there yet"
         )
     with show_waiting():
-        # Who asks about a cluster does not ask how to shrink the recipe for this machine.
+        # For a cluster, advice on shrinking the recipe for this machine is not needed.
         cost_plan = plan(
             loaded,
             limit=limit,
@@ -134,9 +134,9 @@ def _format_memory(memory: Mapping[str, Any], *, suggests: bool) -> list[str]:
             f"'{text}'" if " " in text else text for text in memory["change"] or ()
         )
         lines.append(
-            f"what makes it fit: {overrides}"
+            f"changes that make it fit: {overrides}"
             if overrides
-            else "no change known here makes it fit; take a smaller model"
+            else "no known change makes it fit; use a smaller model"
         )
     return lines
 
@@ -166,11 +166,11 @@ def _format_wire(wire_bytes: Mapping[str, Mapping[str, int]]) -> list[str]:
         [make_printable(name), *(format_bytes(sizes[signal]) for signal in signals)]
         for name, sizes in wire_bytes.items()
     ]
-    return ["", *_format_table(["bytes a step, were it remote", *signals], rows)]
+    return ["", *_format_table(["bytes per step if the teacher were remote", *signals], rows)]
 
 
 def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
-    """Return the lines of one cluster: its splits, the fastest first, or why nothing fits."""
+    """Return the lines of one cluster: its splits, the fastest first, or the reason why no split fits."""
     title = f"{cluster['gpus']} {cluster['gpu']} in nodes of {cluster['per_node']}"
     if cluster["refused"]:
         return ["", f"{title}: it does not fit: {cluster['refused']}"]
@@ -179,7 +179,7 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
         scaled = cluster["scaled"]
         forecasts.append((f"prompts x {scaled['factor']:.4g}", scaled))
     first = cluster["splits"][0]
-    head = [title, *first["seconds"], "a step", "tokens/s", *first["memory"]]
+    head = [title, *first["seconds"], "per step", "tokens/s", *first["memory"]]
     rows = [
         [
             " ".join(filter(None, (_format_split(forecast), note))),
@@ -195,8 +195,8 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
     return [
         "",
         *_format_table(head, rows),
-        f"bytes of a step by the first: {crossing}",
-        *(f"{make_printable(name)} learns on a GPU of its own" for name in cluster["learners"]),
+        f"bytes per step with the first split: {crossing}",
+        *(f"{make_printable(name)} learns on a separate GPU" for name in cluster["learners"]),
         f"to run it: backend='{{type: ray, {_format_split(first)}}}'",
     ]
 

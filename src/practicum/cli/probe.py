@@ -67,13 +67,13 @@ def print_probe(url: str, folder: str | None, *, as_json: bool, **fields: Any) -
         print("\n".join(lines))
     if comparison is not None and not comparison.is_same:
         raise TeacherError(
-            f"{url}: the server is not {folder}: {comparison.verdict}; serve the folder itself, or "
-            "compare with what is served"
+            f"{url}: the server is not {folder}: {comparison.verdict}; serve this folder, or "
+            "compare with the served model"
         )
 
 
 def _render_teacher(result: Probe, config: Config) -> list[str]:
-    """Return the lines of the teacher that the server can be."""
+    """Return the lines of a recipe that uses the server as teacher."""
     settings: dict[str, object] = {"type": "openai_api", "url": config.url, "model": result.model}
     if result.dialect is not None:
         settings |= {"dialect": result.dialect.name, "largest_k": result.largest_k}
@@ -91,17 +91,17 @@ def probe_server(url: str, **fields: Any) -> Probe:
 
 
 def compare_with_folder(url: str, folder: str, **fields: Any) -> tuple[Probe, ModelComparison]:
-    """Probe a server and compare its log-probabilities with those of a model folder.
+    """Probe a server and compare its log-probabilities with the scores of a model folder.
 
-    Raises CapabilityError if it gives none.
+    Raises CapabilityError if the server returns no log-probabilities.
     """
     config = _build_config(url, fields)
     http = open_server(config)
-    # The terminal waits for two models: an address that nobody answers is found before they load.
+    # Open the server before two models load, so that a wrong address fails early.
     with show_wait(f"reading {folder}"):
         model = load_model(ScorerConfig(model=folder))
     vocabulary = model.renderer.vocab_size
-    # A server that is off by one position is what the comparison finds and prices.
+    # The comparison itself finds and measures a shift by one position.
     result = probe(http, config.dialect, config.model, LARGEST_K, vocabulary, must_align=False)
     if result.dialect is None or result.canary is None:
         raise CapabilityError(
@@ -126,7 +126,7 @@ def compare_with_folder(url: str, folder: str, **fields: Any) -> tuple[Probe, Mo
 def _build_config(url: str, fields: dict[str, Any]) -> Config:
     """Return the settings of an `openai_api` teacher; raises RecipeError if one is wrong."""
     try:
-        # Somebody waits at the terminal: an address that does not answer is reported soon.
+        # A user waits at the terminal, so a server that does not answer is reported soon.
         return Config(url=url, give_up_after=5.0, **fields)
     except ValidationError as error:
         raise RecipeError(
@@ -137,7 +137,7 @@ def _build_config(url: str, fields: dict[str, Any]) -> Config:
 def _write_texts(model: Model, context: int | None) -> list[ScoreRequest]:
     """Return texts that the model writes at temperature 1 after parts of the canary."""
     canary = build_canary(model.renderer.vocab_size).tokens
-    # The server's context has to hold one more token, which it must generate.
+    # The server's context needs room for one more token, which it must generate.
     room = TOKENS if context is None else min(TOKENS, context - TEXTS - 1)
     prompts = [canary[number : 2 * number + 1] for number in range(TEXTS)]
     samples = model.client.sample(
@@ -189,7 +189,7 @@ def find_methods(result: Probe) -> AllowedMethods:
 
 
 def to_json(result: Probe, comparison: ModelComparison | None = None) -> dict[str, object]:
-    """Return the probe's result as JSON data, and that of a comparison if there was one."""
+    """Return the results of the probe, and of a comparison if any, as JSON data."""
     compared: dict[str, object] = {} if comparison is None else {"against": asdict(comparison)}
     return compared | {
         "model": result.model,

@@ -29,7 +29,7 @@ class _ServiceDescription(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ProbedModel:
-    """A model of a service: its name, context in tokens and revision, None if it does not say."""
+    """A model of a service: its name, context in tokens and revision, None if unknown."""
 
     name: str
     context: int | None
@@ -38,7 +38,7 @@ class ProbedModel:
 
 @dataclass(frozen=True, slots=True)
 class ServiceProbe:
-    """The models of a service, and the program that serves them (None: it does not say)."""
+    """The models of a service, and the program that serves them (None if unknown)."""
 
     url: str
     server: str | None
@@ -48,12 +48,12 @@ class ServiceProbe:
         """Return one fact per line, and the teacher of a recipe."""
         lines = [f"server: {make_printable(self.server or 'unknown')}, speaks the Tinker API"]
         for model in self.models:
-            context = "not said before the first request"
+            context = "unknown before the first request"
             if model.context is not None:
                 context = f"{model.context} tokens"
             lines += [
                 f"model: {make_printable(model.name)}",
-                f"  revision: {make_printable(model.revision or 'not said')}",
+                f"  revision: {make_printable(model.revision or 'unknown')}",
                 f"  context: {context}",
             ]
         name = self.models[0].name if len(self.models) == 1 else "ONE OF THEM"
@@ -75,7 +75,8 @@ def render_teacher(settings: dict[str, object]) -> list[str]:
 
 
 def find_service(client: JsonClient, url: str) -> ServiceProbe | None:
-    """Return what a service of the Tinker API says of itself, or None if the server is no such service.
+    """Return the facts that a Tinker API service reports, or None if the server is not such a
+    service.
 
     TeacherError if the server cannot be reached or does not answer in time.
     """

@@ -17,15 +17,15 @@ def serve_models(options: ServerOptions) -> None:
 
 
 def is_recipe(models: Sequence[str]) -> bool:
-    """Return True if the words name a recipe, whose student learns from those who speak with it."""
+    """Return True if the words name a recipe; its student then learns from its users' messages."""
     from practicum.recipe import list_recipe_names
 
     return models[0].endswith((".yaml", ".yml")) or models[0] in list_recipe_names()
 
 
 def serve_recipe(options: ServerOptions) -> None:
-    """Run a recipe with the task `served` at the address; a run in the folder goes on."""
-    # Imported here, because the service alone needs none of it.
+    """Run a recipe with the task `served` at the address; resumes a run in the folder."""
+    # Imported here, because serving models does not need these modules.
     from practicum.recipe import load_recipe
     from practicum.run_dir import RunDir
     from practicum.runs import run

@@ -69,7 +69,7 @@ def open_server(live: LivePage, port: int | None) -> ThreadingHTTPServer:
     except OSError as error:
         if port is None:
             return _WatchServer((HOST, 0), live)
-        reason = f"port {port} cannot be used ({error.strerror}); write --port 0 for any free one"
+        reason = f"port {port} cannot be used ({error.strerror}); use --port 0 for any free one"
         raise ResourceError(reason) from error
 
 
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the page, or the changes since a version of it."""
         if not self._is_local():
-            self._respond(403, "text/plain", "only pages of this server may ask")
+            self._respond(403, "text/plain", "only pages of this server may send requests")
             return
         url = urlsplit(self.path)
         try:

@@ -1,4 +1,4 @@
-"""Cancellation of work that a thread does ahead of time: slow operations ask whether to go on."""
+"""Cancellation of work that a thread does ahead of time: slow operations check whether to continue."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Access to a server of this machine: addresses that only it can reach, tokens, and who is admitted."""
+"""Access to a server of this machine: local addresses, tokens, and the check of each caller."""
 
 import hmac
 import ipaddress
@@ -13,15 +13,16 @@ from practicum.errors import RecipeError
 
 TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
 PREFIX = "tml-"
-"""The start of a token; the tinker package sends no other."""
+"""The prefix of a token; the tinker package only sends tokens with this prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The callers that are admitted: holders of the token, if there is one, under these names, if any are given.
+    """The admitted callers: they have the token, if one is set, and use one of the host names, if
+    any are set.
 
-    No web page is. One that is open in a browser could otherwise send requests to a server on the
-    same machine.
+    Web pages are never admitted: a page open in a browser could otherwise send requests to a server
+    on the same machine.
     """
 
     token: str | None = None
@@ -32,11 +33,11 @@ class Admission:
     ) -> tuple[int, str] | None:
         """Return the status and the reason why a request is refused, or None.
 
-        `read_header` returns a header by its name in small letters. A public path needs no token.
+        `read_header` returns a header by its lowercase name. A public path needs no token.
         """
         name = _read_hostname(read_header("host") or "")
-        # Browsers name the source of a request that an image or a link of a page makes, which has
-        # no origin. An address that the user types has the source `none`.
+        # A request from an image or a link of a page has no origin, but browsers send its source.
+        # An address that the user types has the source `none`.
         if read_header("origin") is not None or read_header("sec-fetch-site") not in (None, "none"):
             return 403, "requests from web pages are not answered"
         if self.hosts is not None and name not in self.hosts:
@@ -61,7 +62,7 @@ def _read_hostname(header: str) -> str | None:
 
 
 def name_place(host: str, port: int) -> str:
-    """Return host and port as in a URL, an IPv6 address in brackets."""
+    """Return host and port as in a URL, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -73,7 +74,9 @@ def name_hosts(host: str) -> frozenset[str] | None:
 def read_admission(
     host: str, token_file: Path | None, host_setting: str, file_setting: str
 ) -> Admission:
-    """Return who is admitted at an address; RecipeError if anybody could call, or of a weak token."""
+    """Return the admitted callers of an address; RecipeError if anyone could call, or if the token
+    is weak.
+    """
     token = read_token(token_file, file_setting)
     if token is None and not is_loopback(host):
         raise RecipeError(
@@ -84,7 +87,8 @@ def read_admission(
 
 
 def read_token(path: Path | None, setting: str) -> str | None:
-    """Return the token of the environment, or of the file under `setting` that only its owner can read.
+    """Return the token from the environment, or from the file in `setting`, which only its owner
+    may read.
 
     Raise RecipeError if the token is weak or the file is readable by others.
     """
@@ -99,7 +103,7 @@ def read_token(path: Path | None, setting: str) -> str | None:
             raise RecipeError(
                 f"{setting} {path} cannot be read ({type(error).__name__})"
             ) from error
-        # Any right of group or others.
+        # Any permission of group or others.
         if stat.S_IMODE(mode) & 0o077:
             raise RecipeError(f"{setting} {path} can be read by others; chmod 600 {path}")
     if token is None:

@@ -83,7 +83,9 @@ def _parse_scalar(text: str) -> Any:
 
 
 class Call(BaseModel):
-    """A choice written as a call: `type` is its name, the other fields its parameters in order."""
+    """A choice written as a call: `type` is its name, the remaining fields are its parameters in
+    order.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -93,7 +95,7 @@ class Call(BaseModel):
         return str(type(self).model_fields["type"].default)
 
     def try_out(self) -> None:
-        """Compute a smallest example. Parts of other packages are tried when a recipe is read.
+        """Compute a minimal example. Parts of other packages are tried when a recipe is read.
 
         Raise ValueError, or any error of the part, if the part is wrong.
         """

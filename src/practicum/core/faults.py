@@ -1,8 +1,8 @@
-"""Crash injection at named points, so that tests can examine what survives a crash at that point.
+"""Crash injection at named points, so that tests can check the state after a crash at that point.
 
 `PRACTICUM_FAULT=save.before_rename:2,update:5` kills the process with SIGKILL the second time it is
 about to rename a checkpoint, or the fifth time it reaches an update, whichever comes first. Without
-the variable a point costs one look-up in the environment. Points: `rollout`, `score`, `update`,
+the variable a point costs one lookup in the environment. Points: `rollout`, `score`, `update`,
 `save.after_tensors`, `save.before_rename`, `save.after_rename`, `scores.before_rename`,
 `stage.done`, `stage.exported`, `compare.run_ended`.
 """
@@ -16,7 +16,7 @@ _reached: Counter[tuple[str, str]] = Counter()
 
 
 def inject_fault(point: str) -> None:
-    """Kill this process if `PRACTICUM_FAULT` names this point and this count of passing it."""
+    """Kill this process if `PRACTICUM_FAULT` names this point and the current count of passes."""
     setting = os.environ.get(VARIABLE)
     if not setting:
         return

@@ -1,4 +1,4 @@
-"""The end of a process in which something cannot be ended.
+"""Exit from a process in which something cannot be shut down.
 
 A library that is stuck in its own shutdown would keep the process from ending, so the command line
 leaves without waiting for it.
@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 
 LAST_ACTS: list[Callable[[], None]] = []
-"""Functions that end what a stuck part of this process would leave behind; empty if none is stuck."""
+"""Functions that clean up after a stuck part of this process; empty if no part is stuck."""
 
 
 def leave_if_stuck(code: int) -> None:
-    """End the process at once with an exit code if something in it cannot be ended."""
+    """Exit immediately with an exit code if a part of the process cannot be shut down."""
     if LAST_ACTS:
         sys.stdout.flush()
         sys.stderr.flush()

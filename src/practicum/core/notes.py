@@ -1,9 +1,9 @@
 """Notes for the user: modules log to their own loggers, and a block of work shows its notes.
 
 A module writes `log = logging.getLogger(__name__)`, then `log.info(text)`, or `log.warning(text)`
-for what may be wrong. Without a listener the rules of `logging` hold: warnings go to standard
-error, nothing else is shown. Several runs may go on in one process, so a note belongs to the
-context (`contextvars`) that logs it: start each thread of a run in a copy of the run's context.
+for a possible problem. Without a listener the defaults of `logging` apply: warnings go to standard
+error, nothing else is shown. Several runs may share one process, so a note belongs to the context
+(`contextvars`) that logs it: start each thread of a run in a copy of the run's context.
 """
 
 import logging
@@ -22,7 +22,7 @@ _level_lock = threading.Lock()
 
 
 class Listener(logging.Handler):
-    """Hand each note of the contexts that it listens to on as one text, warnings marked as such."""
+    """Pass each note of its contexts to `event` as one text, with warnings marked as such."""
 
     def __init__(self, event: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -33,14 +33,14 @@ class Listener(logging.Handler):
         return self in _listeners.get() and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand the text on; an exception of `event` reaches the code that logged the note."""
+        """Pass the text to `event`; an exception of `event` reaches the code that logged the note."""
         text = record.getMessage()
         self._event(f"warning: {text}" if record.levelno >= logging.WARNING else text)
 
 
 @contextmanager
 def show_notes(event: Callable[[str], None]) -> Iterator[None]:
-    """Hand the block's notes to `event` and to no outer block: `with show_notes(print): ...`."""
+    """Pass the block's notes only to `event`, not to outer blocks: `with show_notes(print): ...`."""
     with _listening((Listener(event),)):
         yield
 
@@ -59,7 +59,7 @@ def hide_notes() -> Iterator[None]:
 
 @contextmanager
 def copy_notes(event: Callable[[str], None]) -> Iterator[None]:
-    """Hand the notes of the block to `event` as well as to the listeners around it."""
+    """Pass the notes of the block to `event` in addition to the outer listeners."""
     with _listening((*_listeners.get(), Listener(event))):
         yield
 

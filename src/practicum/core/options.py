@@ -1,8 +1,8 @@
-"""Spell options in the words of the caller: `--resume` in a shell, `resume=True` in Python.
+"""Spell options in the syntax of the caller: `--resume` in a shell, `resume=True` in Python.
 
-Errors and notes name what to write instead. The same function is called from both places, so the
-text asks here how an option is written. Python is the default; the command line says that it is
-asked from a shell.
+Errors and notes name what to write instead. The same function is called from both places, so
+messages get the spelling of an option here. Python is the default; the command line selects the
+shell's syntax.
 """
 
 import json
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _FLAGS = {"set": "--set", "overrides": ""}
-"""The options that are pasted; an override is a word without a flag."""
+"""The options to copy and paste; an override is a word without a flag."""
 
 _in_shell: ContextVar[bool] = ContextVar("in_shell", default=False)
 

@@ -1,7 +1,7 @@
-"""The packaged recipes by name, found without importing what reads them.
+"""The packaged recipes by name, found without importing the recipe reader.
 
-They are in the folder of recipes, and a recipe that needs a part of one method is in the folder of
-the method: `methods/METHOD/recipes/papers/NAME.yaml` has the name `papers/NAME`.
+They are in the folder of recipes. A recipe that needs a part of one method is in the folder of the
+method: `methods/METHOD/recipes/papers/NAME.yaml` has the name `papers/NAME`.
 """
 
 import importlib.resources
@@ -45,7 +45,9 @@ def find_base(file: Path) -> Path:
 
 @lru_cache(maxsize=1)
 def _list_files(recipes: Path, package: Path) -> dict[str, Path]:
-    """Return the files of some folders; a list of all recipes asks for them twice for each."""
+    """Return the files of some folders; cached, because listing all recipes needs them twice per
+    recipe.
+    """
     folders = [recipes, *package.glob("methods/*/recipes")]
     files = {
         str(file.relative_to(folder).with_suffix("")): file.resolve()

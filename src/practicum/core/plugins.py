@@ -1,8 +1,9 @@
 """Plug-ins are files: `teacher: {type: privileged}` loads `practicum.teachers.privileged`.
 
 The module's `Config` holds the settings. A new file in one of the folders adds a teacher, a task, a
-source or a backend. A module of another package is named in full, as in `practicum.foreign`, or by
-the word of its entry point in the group `practicum.teachers`, `practicum.sources` and so on.
+source or a backend. A module of another package is given by its full name, as in
+`practicum.foreign`, or by the name of its entry point in the group `practicum.teachers`,
+`practicum.sources` and so on.
 """
 
 import functools
@@ -34,13 +35,14 @@ PLUGIN_KEY = "x-plugin"
 def list_plugins(room: str) -> list[str]:
     """Return the plug-ins of a room, such as `teachers`, in alphabetical order.
 
-    The list includes plug-ins that other packages publish. If two have one name, practicum's is used.
+    The list includes plug-ins that other packages publish. If two have the same name, practicum's
+    is used.
     """
     return sorted({*list_packaged(room), *_list_published(room)})
 
 
 def load_plugin(room: str, name: str) -> Any:
-    """Import the module of a plug-in; ValueError with the closest known name if there is none."""
+    """Import the module of a plug-in; ValueError with the closest known name if it does not exist."""
     if is_external(name):
         return _import_external(room, name)
     if (module := _locate_packaged(room).get(name)) is not None:
@@ -100,38 +102,43 @@ def _list_method_parts() -> dict[str, dict[str, str]]:
 
 
 def _list_published(room: str) -> dict[str, str]:
-    """Return the dotted names of what other packages publish for a room, by word."""
+    """Return the dotted names of the plug-ins that other packages publish for a room, by entry
+    point.
+    """
     published = find_published(_name_group(room))
     return {name: dotted for name, dotted in published.items() if name not in list_packaged(room)}
 
 
 def _name_group(room: str) -> str:
-    """Return the word of a room, such as `sources` for `practicum.rollouts.sources`."""
+    """Return the short name of a room, such as `sources` for `practicum.rollouts.sources`."""
     return _package(room).rpartition(".")[2].strip("_")
 
 
 def _package(room: str) -> str:
-    """Return the package of a room of practicum, or the dotted name of a package elsewhere as it is."""
+    """Return the package of a room of practicum; a dotted name of another package is returned
+    unchanged.
+    """
     return room if "." in room else f"practicum.{room}"
 
 
 def _import_external(room: str, name: str) -> Any:
-    """Return a module or class of another package with `Config` and `build`, as ours have.
+    """Return a module or class of another package that has `Config` and `build`, like built-in
+    plug-ins.
 
-    The package's `NEEDED` lists the names if they are different ones.
+    The package's `NEEDED` lists the names if they differ.
     """
     try:
         plugin = load_object(name)
     except ValueError as error:
-        raise ValueError(f"{name!r} is none of the {_name_group(room)}: {error}") from error
+        raise ValueError(f"{name!r} is not one of the {_name_group(room)}: {error}") from error
     members = vars(plugin) if isinstance(plugin, ModuleType | type) else {}
     needed = vars(importlib.import_module(_package(room))).get("NEEDED", ("Config", "build"))
     missing = [part for part in needed if part not in members]
     if missing:
         forms = {"Config": "`class Config`", "build": "`def build(config, context)`"}
         raise ValueError(
-            f"{name!r} is none of the {_name_group(room)}: it has no {' and no '.join(missing)}; "
-            f"write {' and '.join(forms[part] for part in needed)} as the files of practicum do"
+            f"{name!r} is not one of the {_name_group(room)}: it has no {' and no '.join(missing)}; "
+            f"write {' and '.join(forms[part] for part in needed)} like the files of practicum"
         )
     return plugin
 
@@ -153,7 +160,7 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
     name = str(fields["type"])
     config = load_plugin(room, name).Config
     if name not in list_packaged(room):
-        # A plug-in of another package says itself how recipes name it.
+        # A plug-in of another package defines its own name in recipes.
         if "type" not in config.model_fields:
             raise ValueError(
                 f"{name!r}: its Config has no type; write type: Literal[{name!r}] = {name!r}"
@@ -192,7 +199,7 @@ def check_base(room: str, base: type[Settings], settings: Any, part: BaseModel) 
 
 
 def _read_text(room: str, text: str) -> dict[str, Any]:
-    """Return the settings that a name stands for, or a call where the plug-ins are calls."""
+    """Return the settings for a name, or for a call if the plug-ins are calls."""
     name = text.partition("(")[0].strip()
     if name == text or not issubclass(config := load_plugin(room, name).Config, Call):
         return {"type": text}

@@ -1,4 +1,4 @@
-"""The memory of this machine, or of the container that the process runs in if that has less."""
+"""The memory of this machine, or of the process's container if the container has less."""
 
 from contextlib import suppress
 from pathlib import Path

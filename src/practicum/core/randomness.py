@@ -15,5 +15,5 @@ def seed_of(*parts: int | str) -> int:
 
 
 def compute_seeds(names: Iterable[tuple[int | str, ...]]) -> list[int]:
-    """Return the seed of each name, one call of `seed_of` a name."""
+    """Return the seed of each name, with one call of `seed_of` per name."""
     return [seed_of(*name) for name in names]

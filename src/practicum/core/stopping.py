@@ -11,9 +11,9 @@ from practicum.core.options import spell_options
 from practicum.errors import Interrupted
 
 Stop = Callable[[], int | None]
-"""A function that returns the number of the signal that asks to stop, or None to go on."""
+"""A function that returns the number of the signal that requests a stop, or None to continue."""
 
-STOP_NOTICE = b"\nstopping after this step; interrupt once more to stop at once\n"
+STOP_NOTICE = b"\nstopping after this step; interrupt again to stop at once\n"
 
 
 _received: ContextVar[list[int]] = ContextVar("received")
@@ -28,7 +28,7 @@ def raise_if_stopping(state: str) -> None:
     if received := _received.get([]):
         name, go_on = signal.Signals(received[0]).name, spell_options(resume=True)
         raise Interrupted(
-            received[0], f"stopped by {name} within a step; {state}, go on with {go_on}"
+            received[0], f"stopped by {name} within a step; {state}, resume with {go_on}"
         )
 
 
@@ -55,7 +55,7 @@ def catch_stop_signals() -> Iterator[Stop]:
     try:
         yield lambda: received[0] if received else None
     except KeyboardInterrupt:
-        go_on = f"go on with {spell_options(resume=True)}"
+        go_on = f"resume with {spell_options(resume=True)}"
         reason = f"stopped at once; the newest checkpoint is untouched, {go_on}"
         raise Interrupted(signal.SIGINT, reason) from None
     finally:

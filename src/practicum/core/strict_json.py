@@ -1,14 +1,14 @@
-"""Strict reading of JSON that another program wrote: bounded, and each field once."""
+"""A strict reader for JSON from other programs: bounded sizes, no duplicate fields."""
 
 import json
 import math
 from typing import Any
 
 DEEPEST = 20
-"""The levels of nested lists and objects."""
+"""The most levels of nested lists and objects."""
 
 MAX_DIGITS = 40
-"""The digits of a whole number: seeds have up to 19."""
+"""The most digits of an integer: seeds have up to 19."""
 
 BLANKS = " \t\r\n"
 
@@ -18,10 +18,10 @@ class JsonError(ValueError):
 
 
 class StrictDecoder:
-    """A reader of JSON values, one after another in a text, that notes what strict JSON forbids.
+    """A reader of consecutive JSON values in a text that reports violations of strict JSON.
 
     Its parser continues after a problem, so that the next value of a list is found. Lists and
-    objects are nested `deepest` deep at most.
+    objects may be nested at most `deepest` levels.
     """
 
     def __init__(self, deepest: int = DEEPEST) -> None:

@@ -1,4 +1,4 @@
-"""Long waits: code says what takes long and how much of it is done, and a display shows it.
+"""Long waits: code reports slow operations and their progress, and a display shows them.
 
     with show_wait("answers", total=36) as wait:
         for prompt in prompts:
@@ -6,7 +6,7 @@
             wait.advance()
 
 Waits nest: "evaluating" may hold "answers" and then "scores". Without a display they cost nothing.
-Like notes, they belong to a context (`contextvars`), so that several runs may go on in one process.
+Like notes, they belong to a context (`contextvars`), so that several runs may share one process.
 """
 
 import time

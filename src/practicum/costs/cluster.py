@@ -1,8 +1,8 @@
-"""A training step on a cluster, on paper: seconds of each phase, memory and bytes of each pool.
+"""A forecast of a training step on a cluster: seconds of each phase, memory and bytes of each pool.
 
-A phase takes as long as its operations at the rate of its GPUs, or as long as it takes to read its
-bytes, whichever is more. Collectives of the trainers are hidden behind their products as far as
-these last. Rates come from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an assumption until
+The time of a phase is the larger of two times: its operations at the rate of its GPUs, and reading
+its bytes. Collectives of the trainers overlap with their matrix products where possible. Rates come
+from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an assumption until
 `python -m benchmarks gpu` has run on the GPU in question.
 """
 
@@ -32,25 +32,26 @@ ANSWER_BYTES = 16
 """Bytes of a sampled token: its id, and its log-probability by the sampler and by the policy."""
 
 MAX_PASS_TOKENS = 32768
-"""More tokens in a pass than this are no faster."""
+"""The number of tokens per pass above which a pass gets no faster per token."""
 
 DECODE_STEP_SECONDS = 0.012
-"""A decode step of an engine is no faster than this, whatever the model."""
+"""The shortest time of a decode step of an engine, for any model."""
 
 HIDDEN_SHARE = 0.9
-"""The share of an update behind which collectives hide."""
+"""The share of an update's time that can overlap with collectives."""
 
 EFFICIENCY = {"sample": 0.55, "score": 0.4, "update": 0.37}
-"""Reached shares of the data sheet: of the bandwidth in decoding, of the operations elsewhere."""
+"""Achieved fractions of the data sheet: of the bandwidth in decoding, of the operations elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A step by one split: seconds of each phase, bytes a GPU of each pool, bytes of each link.
+    """The forecast of a step under one split: seconds of each phase, bytes per GPU of each pool,
+    bytes of each link.
 
-    `shards` are the trainers that hold one copy of the student together. `send` are the teachers'
-    hidden states on their way, `wait` the collectives that no product hides, `copy` what learns on
-    its way to the samplers.
+    `shards` trainers together hold one copy of the student. `send` is the transfer of the teachers'
+    hidden states, `wait` the collectives that do not overlap with computation, `copy` the transfer
+    of trained weights to the samplers.
     """
 
     split: Split
@@ -66,12 +67,12 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
     """Return the forecasts of all splits that fit, the fastest first.
 
     `ahead` tells whether rollouts of the next step are sampled during the update. Raises
-    ResourceError if no split fits, with what is too large and what to do instead.
+    ResourceError if no split fits; the message names the part that is too large and a remedy.
     """
     if cluster.gpus - len(work.learners) < 2:
         raise ResourceError(
             f"{cluster.gpus} GPU{'s are' if cluster.gpus > 1 else ' is'} too few for trainers and "
-            f"samplers{' beside scorers that learn' if work.learners else ''}; run in one process, "
+            f"samplers{' next to scorers that learn' if work.learners else ''}; run in one process, "
             "without backend and with teacher.residency: swap"
         )
     forecasts, refusals = [], []
@@ -81,9 +82,10 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
         except ResourceError as error:
             refusals.append(((split.teachers != "beside", split.trainers), error))
     if not forecasts:
-        # The most trainers say best what is missing, unless another pool is what does not fit.
+        # The split with the most trainers has the most useful message, unless another pool does not
+        # fit.
         raise max(refusals, key=lambda refusal: refusal[0])[1]
-    # Of equally fast ones, the one that leaves the least to wait for.
+    # Among equally fast splits, the split with the shortest total of all phases comes first.
     return sorted(
         forecasts, key=lambda forecast: (forecast.step_seconds, sum(forecast.seconds.values()))
     )
@@ -91,7 +93,7 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
 
 def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
     """Return the forecast of a step by this split; ResourceError if a pool's memory is too small."""
-    # What each process holds whole is judged first: no other split changes it.
+    # Parts that each process must hold in full are checked first: no other split changes them.
     slots = _count_slots(work, cluster, split)
     shards = _choose_shards(work, cluster, split)
     scoring = _time_scoring(work, cluster, split, shards)
@@ -115,12 +117,12 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
     }
     if work.learners:
         seconds["judge"] = _time_judging(work, cluster)
-    # Pools that wait for each other are idle most of the time: the phases then add up.
+    # If the pools wait for each other, the phases add up.
     total = sum(seconds.values())
     if ahead:
         learning = seconds["update"] + seconds["wait"] + seconds.get("judge", 0.0)
         scored = seconds["score"] + seconds["send"]
-        # Beside the trainers, a teacher scores before they learn.
+        # A teacher in the trainers' processes scores before they train.
         chain = scored + learning if split.teachers == "beside" else max(scored, learning)
         slowest = max(seconds["sample"], chain)
         total = slowest + seconds["copy"]
@@ -177,7 +179,9 @@ def scale_workload(work: Workload, factor: float) -> Workload:
 
 
 def count_site_bytes(work: Workload, top_k: int = 64) -> dict[str, int]:
-    """Return the bytes of a step that would cross between two sites, by what is put elsewhere."""
+    """Return the bytes of a step that would cross between two sites, for each part that could be
+    remote.
+    """
     tokens = sum(scorer.tokens for scorer in work.teachers)
     return {
         "samplers: tokens and log-probabilities": ANSWER_BYTES * work.sampled_tokens,
@@ -192,11 +196,11 @@ def count_site_bytes(work: Workload, top_k: int = 64) -> dict[str, int]:
 def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
     """Yield the pools, in steps of a thirty-second of the cluster.
 
-    More trainers than a node has are whole nodes, so that each copy of the weights is.
+    Trainers beyond one node use whole nodes, so that each copy of the weights does too.
     """
     # Scorers that learn have a GPU each.
     count, teachers = cluster.gpus - len(work.learners), len(work.teachers)
-    # The time changes little between neighbours, and all splits of 1,024 GPUs are half a million.
+    # The time changes little between adjacent splits, and 1,024 GPUs have half a million splits.
     grain = max(count // 32, 1)
     for trainers in range(grain, count, grain):
         if trainers > cluster.per_node and trainers % cluster.per_node:
@@ -212,7 +216,7 @@ def _list_splits(work: Workload, cluster: Cluster) -> Iterator[Split]:
 
 
 def _choose_teacher_shards(work: Workload, cluster: Cluster, gpus: int) -> int:
-    """Return the fewest GPUs that hold a copy of each teacher; all of them if none do."""
+    """Return the fewest GPUs that can hold a copy of each teacher; all GPUs if no number is enough."""
     for shards in range(1, gpus):
         largest = max(teacher.count_bytes(work.longest, shards) for teacher in work.teachers)
         if gpus % shards == 0 and largest <= cluster.usable_memory:
@@ -221,7 +225,7 @@ def _choose_teacher_shards(work: Workload, cluster: Cluster, gpus: int) -> int:
 
 
 def _choose_shards(work: Workload, cluster: Cluster, split: Split) -> int:
-    """Return the ranks that share one copy of the weights: as few nodes as hold it."""
+    """Return the number of ranks that share one copy of the weights, on as few nodes as possible."""
     if split.trainers <= cluster.per_node:
         return split.trainers
     nodes = split.trainers // cluster.per_node
@@ -234,7 +238,7 @@ def _choose_shards(work: Workload, cluster: Cluster, split: Split) -> int:
 
 
 def _choose_pass_tokens(work: Workload, cluster: Cluster, split: Split, shards: int) -> int:
-    """Return the tokens of a pass of the update; ResourceError if not one text fits."""
+    """Return the tokens of a pass of the update; ResourceError if one text does not fit."""
     least = _count_trainer_bytes(work, cluster, split, shards, work.longest)
     if least > cluster.usable_memory:
         graph = work.graph.compute_bytes(work.longest)
@@ -247,7 +251,7 @@ def _choose_pass_tokens(work: Workload, cluster: Cluster, split: Split, shards: 
                 "take more GPUs, or adapters: student.lora={rank: 16, alpha: 32}"
             )
         raise ResourceError(
-            f"a text of {work.longest:,} tokens takes {format_bytes(graph)} in an update beside "
+            f"a text of {work.longest:,} tokens takes {format_bytes(graph)} in an update next to "
             f"{format_bytes(state)} of weights, and a {cluster.gpu.name} has "
             f"{format_bytes(cluster.usable_memory)} to plan with: no text is split over GPUs; "
             "lower rollout.max_new_tokens, or take more GPUs so that each holds less of the weights"
@@ -260,11 +264,12 @@ def _choose_pass_tokens(work: Workload, cluster: Cluster, split: Split, shards: 
 def _count_trainer_bytes(
     work: Workload, cluster: Cluster, split: Split, shards: int, pass_tokens: int
 ) -> int:
-    """Return the bytes of one trainer's GPU while it computes a pass of so many tokens."""
+    """Return the bytes of one trainer's GPU while it computes a pass of `pass_tokens` tokens."""
     student, learning = work.student, work.learning
     frozen = student.parameters - learning.parameters
     state_bytes = (STATE_BYTES * learning.parameters + work.item_bytes * frozen) // shards
-    # Two gathered layers, the second on its way while the first computes, and one's gradient.
+    # Two gathered layers, because the second is fetched while the first computes, and the gradient
+    # of one layer.
     layer = student.body // max(student.layers, 1)
     layer_bytes = 2 * work.item_bytes * layer + (FLOAT_BYTES * layer if learning.body else 0)
     heads = _count_head_bytes(work)
@@ -273,7 +278,7 @@ def _count_trainer_bytes(
     update_bytes = layer_bytes + heads + passes + work.logit_bytes
     if split.teachers != "beside":
         return state_bytes + update_bytes
-    # Teachers beside the trainers keep their shards there, and score before the update.
+    # Teachers in the trainers' processes keep their shards there, and score before the update.
     state_bytes += sum(teacher.count_shard_bytes(shards) for teacher in work.teachers)
     scoring = [teacher.count_pass_bytes(work.longest, shards) for teacher in work.teachers]
     return state_bytes + max(update_bytes, *scoring, 0)
@@ -286,9 +291,11 @@ def _count_head_bytes(work: Workload) -> int:
 
 
 def _count_slots(work: Workload, cluster: Cluster, split: Split) -> int:
-    """Return the completions at once on a sampler; ResourceError if not one longest text fits."""
-    # Keys and values are paged, so that completions take their mean length, half of what they may
-    # become; only one must fit at its longest.
+    """Return the number of concurrent completions on a sampler; ResourceError if one longest text
+    does not fit.
+    """
+    # Keys and values are paged, so completions take their mean length, half of the maximum; only
+    # one completion must fit at full length.
     weights = count_sampler_weights(work)
     longest = work.student.count_kv_bytes(work.longest, work.item_bytes)
     room = cluster.usable_memory - weights
@@ -306,9 +313,9 @@ def _count_slots(work: Workload, cluster: Cluster, split: Split) -> int:
 def count_sampler_weights(work: Workload) -> int:
     """Return the bytes of the student's weights on a sampler: 8 per weight if all of them learn.
 
-    Learned weights are kept in float32, and their maps are rounded once if the student multiplies in
-    bfloat16. The decode step packs a copy of the layers' maps in that dtype. Measured
-    as 4, 2 and 2 bytes per weight of a student in bfloat16.
+    Trained weights are kept in float32, and their matrices are rounded once if the student
+    multiplies in bfloat16. The decode step packs a copy of the layers' matrices in this dtype.
+    Measured as 4, 2 and 2 bytes per weight of a student in bfloat16.
     """
     student, learning = work.student, work.learning
     frozen = student.parameters - learning.parameters
@@ -347,7 +354,7 @@ def _time_decoding(work: Workload, cluster: Cluster, split: Split, slots: int) -
 
 
 def _name_company(work: Workload, split: Split) -> str:
-    """Return which teachers share the trainers' memory, in words."""
+    """Describe the teachers that share the trainers' memory."""
     teachers = work.teachers if split.teachers == "beside" else ()
     beside = [teacher.name for teacher in teachers]
     return f" with {' and '.join(beside)}" if beside else ""
@@ -356,7 +363,7 @@ def _name_company(work: Workload, split: Split) -> str:
 def _time_scoring(work: Workload, cluster: Cluster, split: Split, shards: int) -> float:
     """Return the seconds of scoring; ResourceError if a shard of a teacher does not fit on a GPU."""
     if split.teachers == "beside":
-        # In the same processes, so one after another.
+        # In the same processes, so the teachers score one after another.
         times = (_time_teacher(t, cluster, split.trainers, shards) for t in work.teachers)
         return sum(times)
     for teacher in work.teachers:
@@ -366,7 +373,7 @@ def _time_scoring(work: Workload, cluster: Cluster, split: Split, shards: int) -
                 f"{teacher.name} takes {format_bytes(needed)} on each of {split.teacher_shards} "
                 f"GPUs that hold it in shards, and a {cluster.gpu.name} has "
                 f"{format_bytes(cluster.usable_memory)} to plan with; take more or larger GPUs, or "
-                "serve it elsewhere and write teacher={type: openai_api, url: http://HOST:PORT/v1}"
+                "serve it elsewhere and set teacher={type: openai_api, url: http://HOST:PORT/v1}"
             )
     gpus, count = split.teacher_gpus, split.teacher_shards
     times = (_time_teacher(teacher, cluster, gpus, count) for teacher in work.teachers)
@@ -374,14 +381,14 @@ def _time_scoring(work: Workload, cluster: Cluster, split: Split, shards: int) -
 
 
 def _time_judging(work: Workload, cluster: Cluster) -> float:
-    """Return the seconds of the scorers that learn, of which the driver asks one after another.
+    """Return the seconds of the scorers that learn; the driver calls them one after another.
 
     Raises ResourceError if one does not fit on a GPU.
     """
     for learner in work.learners:
         if learner.num_bytes > cluster.usable_memory:
             raise ResourceError(
-                f"{learner.name} takes {format_bytes(learner.num_bytes)} on a GPU of its own, and a "
+                f"{learner.name} takes {format_bytes(learner.num_bytes)} on its own GPU, and a "
                 f"{cluster.gpu.name} has {format_bytes(cluster.usable_memory)} to plan with: a "
                 "scorer that learns is not put in shards; give it a smaller model, or adapters"
             )
@@ -390,7 +397,9 @@ def _time_judging(work: Workload, cluster: Cluster) -> float:
 
 
 def _time_teacher(teacher: ScoringWork, cluster: Cluster, gpus: int, shards: int) -> float:
-    """Return the seconds in which so many GPUs score, with gathers that no product hides."""
+    """Return the seconds in which `gpus` GPUs score, including gathers that do not overlap with
+    computation.
+    """
     products = teacher.flops / (
         cluster.gpu.get_flops(teacher.item_bytes) * gpus * EFFICIENCY["score"]
     )
@@ -410,7 +419,7 @@ def _count_teacher_gathers(work: Workload, split: Split, shards: int) -> int:
 def _time_update(
     work: Workload, cluster: Cluster, split: Split, shards: int, pass_tokens: int
 ) -> tuple[float, float]:
-    """Return the seconds of the update's products, and those of its collectives."""
+    """Return the seconds of the update's matrix products, and the seconds of its collectives."""
     # A text is never split, so more trainers than texts have nothing to do.
     busy = min(split.trainers, max(work.texts, 1))
     update = work.update_flops / (
@@ -424,7 +433,8 @@ def _time_update(
     )
     copies = split.trainers // shards
     summed = count_summed_bytes(work.student, work.learning, passes)
-    # Copies on other nodes are summed over the network, everything else within.
+    # Gradients of copies on different nodes are summed over the network; everything else stays
+    # within a node.
     between = 2 * summed * (copies - 1)
     collectives = (total - between) / split.trainers / link
     collectives += between / split.trainers / cluster.network_link
@@ -432,10 +442,12 @@ def _time_update(
 
 
 def count_passes(work: Workload, split: Split, pass_tokens: int) -> int:
-    """Return the passes of each trainer in an update: as many on all, since they gather together."""
+    """Return the passes of each trainer in an update; all trainers have the same number, because
+    they gather together.
+    """
     return max(math.ceil(work.update_tokens / split.trainers / pass_tokens), 1)
 
 
 def _count_copied_bytes(work: Workload) -> int:
-    """Return the bytes of a copy of what learns, as each sampler gets it after a step."""
+    """Return the bytes of the trained weights that each sampler receives after a step."""
     return FLOAT_BYTES * work.learning.parameters

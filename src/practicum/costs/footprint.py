@@ -1,4 +1,6 @@
-"""Memory of a pass through a model besides its weights, as lines over the tokens of the pass."""
+"""Memory of a pass through a model, excluding its weights, as linear functions of the tokens of the
+pass.
+"""
 
 from dataclasses import dataclass
 
@@ -17,10 +19,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory of a pass through the body besides its weights and their gradients.
+    """The memory of a pass through the body, excluding its weights and their gradients.
 
     `forward` is the peak without a gradient, `kept` the size of the graph after a forward pass,
-    `update` the peak of forward and backward pass: all are lines over the tokens of one pass.
+    `update` the peak of forward and backward pass; all are linear in the tokens of one pass.
     """
 
     forward: Line

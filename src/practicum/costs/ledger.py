@@ -1,10 +1,10 @@
 """The ledger of a run: the tokens and operations of each model, phase by phase.
 
-Everything but bytes is counted from the requests, never from a clock, so a resumed run counts the
-same. Bytes to and from other processes depend on repeated requests, so they are recorded apart, in
-the row of the seconds. A teacher with a cache on disk is counted as if every request reached it,
-because cache hits depend on earlier runs. A micro-batch that is repeated at half the size counts
-once.
+Everything except bytes is counted from the requests, never from a clock, so a resumed run has the
+same counts. Bytes to and from other processes depend on repeated requests, so they are recorded
+separately, in the row of the seconds. A teacher with a cache on disk is counted as if every request
+reached it, because cache hits depend on earlier runs. A micro-batch that is repeated at half the
+size counts once.
 """
 
 from collections import defaultdict, deque
@@ -83,7 +83,7 @@ _THREAD_USAGE: ContextVar[UsageByPhase | None] = ContextVar("thread_usage", defa
 class Ledger:
     """The usage of each model and phase since the last `take`.
 
-    `shapes` holds the dimensions of the models by name, as far as they are known.
+    `dims` holds the known dimensions of the models by name.
     """
 
     def __init__(self) -> None:
@@ -98,15 +98,17 @@ class Ledger:
 
     def add(self, phase: Phase, name: str, usage: Usage) -> None:
         """Add usage of one model in one phase."""
-        # A step sampled ahead belongs to the row of the step that trains on it, so its usage waits
-        # apart: the counts of a row do not depend on how far ahead the thread has come.
+        # The usage of a step sampled ahead belongs to the row of the step that trains on it, so it
+        # is kept separately: the counts of a row do not depend on how far ahead the thread is.
         thread_usage = _THREAD_USAGE.get()
         total = self._usage if thread_usage is None else thread_usage
         total[phase, name] = total.get((phase, name), Usage()) + usage
 
     @contextmanager
     def record_separately(self) -> Iterator[UsageByPhase]:
-        """Record this thread's usage in the block apart, to `put` it at the step it belongs to."""
+        """Record this thread's usage in the block separately, to `put` it at the step it belongs
+        to.
+        """
         lap: UsageByPhase = {}
         token = _THREAD_USAGE.set(lap)
         try:
@@ -137,7 +139,9 @@ class Meter:
     name: str
 
     def declare_size(self, parameters: int) -> None:
-        """Count two operations a token and parameter, for a model of which only its size is known."""
+        """Count two operations per token and parameter, for a model with a known size but unknown
+        layers.
+        """
         # Attention is left out: layers and heads are not known.
         self.ledger.dims[self.name] = ModelDims(parameters, parameters, 0, 0, 0, 0, 0, 0)
 
@@ -147,7 +151,9 @@ class Meter:
         self._read("sample", texts, heads=True, decoded=True)
 
     def count_continued(self, texts: Sequence[tuple[int, int, int]]) -> None:
-        """Count completions of texts that go on; see `practicum.costs.count_continued_tokens`."""
+        """Count completions of texts that continue earlier ones; see
+        `practicum.costs.count_continued_tokens`.
+        """
         self._add(
             "sample", count_continued_tokens(texts), sum(text[2] for text in texts), heads=True
         )
@@ -157,13 +163,13 @@ class Meter:
         self._read("score", texts, heads=heads)
 
     def count_head(self, tokens: int) -> None:
-        """Count the head's product with hidden states of this model, in whichever process."""
+        """Count the head's product with hidden states of this model, in any process."""
         shape = self.ledger.dims.get(self.name)
         flops = 0 if shape is None else shape.count_head_flops(tokens)
         self.ledger.add("score", self.name, Usage(flops=flops))
 
     def count_bytes(self, phase: Phase, wire_bytes: int) -> None:
-        """Count bytes to and from the process that the model runs in."""
+        """Count the bytes sent to and from the model's process."""
         self.ledger.add(phase, self.name, Usage(wire_bytes=wire_bytes))
 
     def _read(self, phase: Phase, texts: Texts, *, heads: bool, decoded: bool = False) -> None:
@@ -225,7 +231,8 @@ class MeteredHead:
 
 
 def build_cost_metrics(usage: Mapping[tuple[Phase, str], Usage], scorers: Sequence[str]) -> Metrics:
-    """Return the cost columns of a row of metrics; several scorers also get columns of their own.
+    """Return the cost columns of a row of metrics; if there are several scorers, each also has its
+    own columns.
 
     The student sampled `cost/sampled_tokens` after `cost/prompt_tokens`, teachers sampled
     `cost/teacher_tokens`; scorers scored `cost/scored_tokens` after `cost/scored_prompt_tokens`;

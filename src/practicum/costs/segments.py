@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from practicum.types import ScoreRequest
 
 FEWEST_SAVED_TOKENS = 16
-"""A shared prefix pays if it saves so many tokens."""
+"""The fewest saved tokens for which a shared prefix is worth its overhead."""
 
 MOST_EVEN_SLICES = 4
-"""Of more slices than this, filled ones are nearly even."""
+"""With more slices than this, filling one slice after another is nearly even."""
 
 MAX_FOLLOWING = 12
-"""The most tokens after a shared prefix, for each that it saves, with which sharing pays."""
+"""The most tokens after a shared prefix, per saved token, for which sharing is worth its overhead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ class SharedPrefixes:
 
 
 def find_shared_prefixes(texts: Sequence[tuple[tuple[int, ...], int]]) -> SharedPrefixes:
-    """Return the prefixes that are worth sharing; a text is a prompt and its count of more tokens.
+    """Return the prefixes that are worth sharing; a text is a prompt and the number of tokens after
+    it.
 
-    Repeated prompts share what they have after the root.
+    Repeated prompts also share their tokens after the root.
     """
     uses = Counter(prompt for prompt, _ in texts)
     following: Counter[tuple[int, ...]] = Counter()
@@ -55,12 +56,14 @@ def find_shared_prefixes(texts: Sequence[tuple[tuple[int, ...], int]]) -> Shared
 
 
 def _pays(prefix: int, texts: int, following: int) -> bool:
-    """Return True if texts are worth a shared prefix, with so many tokens after it in all texts."""
-    # In a body of width D, the products of a token take 24 D D operations a layer, and a query with
-    # one key 4 D. Sharing saves a token's products in every text but the first. It costs each of
-    # the L tokens after it half a block of keys that a mask hides, 128 of 256, which attention
-    # without a mask skips. Both are equal at L = 24 D / (4 * 128) for each saved token, which is 12
-    # at D = 256; wider models gain more. A call of attention a layer is worth a few tokens.
+    """Return True if sharing a prefix is worth it, with `following` tokens after it in all texts
+    together.
+    """
+    # In a body of width D, the products of a token take 24 D D operations per layer, and a query
+    # with one key 4 D. Sharing saves a token's products in every text except the first. It costs
+    # each of the L tokens after it half a block of masked keys, 128 of 256, which attention without
+    # a mask skips. Both are equal at L = 24 D / (4 * 128) for each saved token, which is 12 at D =
+    # 256; wider models gain more. One attention call per layer costs as much as a few tokens.
     saved = prefix * (texts - 1)
     return saved >= FEWEST_SAVED_TOKENS and following <= MAX_FOLLOWING * saved
 
@@ -68,13 +71,14 @@ def _pays(prefix: int, texts: int, following: int) -> bool:
 def split_into_segments(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], list[int]]:
     """Return the segments, and the index of each text's last segment.
 
-    A segment stands after its parent. A text's last token is left out, because it predicts nothing.
+    A segment comes after its parent. A text's last token is left out, because it predicts nothing.
     """
     prefixes = find_shared_prefixes(
         [(text.prompt_tokens, max(len(text.tokens) - 1, 0)) for text in texts]
     )
     root = prefixes.root
-    # At most three levels: what all prompts begin with, the rest of a prompt, and its completions.
+    # At most three levels: the common prefix of all prompts, the rest of a prompt, and its
+    # completions.
     segments = [Segment(texts[0].prompt_tokens[:root], 0, None)] if root else []
     top = 0 if root else None
     shared: dict[tuple[int, ...], int] = {}
@@ -96,22 +100,22 @@ def split_into_segments(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], l
 
 
 def count_packed_tokens(texts: Sequence[ScoreRequest]) -> int:
-    """Return the number of tokens that packed texts have together, shared prefixes counted once."""
+    """Return the total number of tokens of packed texts, with shared prefixes counted once."""
     return sum(len(segment.tokens) for segment in split_into_segments(texts)[0])
 
 
 def split_by_tokens(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> list[slice]:
     """Return slices of `texts`, in order, that cost at most `limit` tokens each or hold one text.
 
-    There are as few slices as filling one after another gives. A few slices are of similar cost,
-    because the largest one decides the memory. Beyond `packs_up_to` tokens texts are padded to the
-    longest, and padding counts.
+    There are no more slices than filling one slice after another gives. If there are only a few
+    slices, their costs are similar, because the largest slice decides the memory. Beyond
+    `packs_up_to` tokens texts are padded to the longest, and padding counts.
     """
     full = _fill_slices(texts, limit, packs_up_to)
     if not 1 < len(full) <= MOST_EVEN_SLICES:
         return full
-    # What slices share counts in each; a slice that is closed lacks less than one text of the cap,
-    # so the last cap nearly always serves.
+    # A prefix shared by slices counts in each slice. A closed slice is less than one text below the
+    # cap, so the last cap nearly always works.
     mean = -(-sum(_count_cost(texts[part], packs_up_to) for part in full) // len(full))
     longest = find_longest_text(texts)
     for cap in (mean, mean + longest // 2, mean + longest):
@@ -139,8 +143,8 @@ def count_fitting_texts(
     def count_tokens(count: int) -> int:
         return _count_cost(texts[start : start + count], packs_up_to)
 
-    # Doubling first: a pass holds few of many thousand texts, and each count goes over all of its
-    # texts.
+    # Doubling first: a pass holds only a few of many thousand texts, and each count reads all of
+    # its texts.
     most, remaining = 1, len(texts) - start
     while most < remaining and count_tokens(most) <= limit:
         most = min(2 * most, remaining)
@@ -161,9 +165,9 @@ def find_longest_text(texts: Sequence[ScoreRequest]) -> int:
 def find_longest_beginning(
     prompt: tuple[int, ...], texts: Container[tuple[int, ...]], lengths: Collection[int]
 ) -> tuple[int, ...] | None:
-    """Return the longest of some texts with which a longer prompt begins, or None.
+    """Return the longest of some texts that is a proper prefix of a prompt, or None.
 
-    `lengths` has each length of a text once.
+    `lengths` has the distinct lengths of the texts.
     """
     for length in sorted(lengths, reverse=True):
         if length < len(prompt) and prompt[:length] in texts:
@@ -172,7 +176,9 @@ def find_longest_beginning(
 
 
 def count_shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many first tokens all prompts share; at least one of each is left over."""
+    """Return the length of the prefix that all prompts share; at least one token of each prompt
+    remains.
+    """
     if len(prompts) < 2:
         return 0
     # In lexicographic order all prompts lie between these two, so they share what these two share.

@@ -18,8 +18,8 @@ class ModelDims:
     """The sizes of a language model.
 
     `parameters` counts all of them; `body` the entries of the matrices that multiply every token
-    once (in a mixture of experts only the experts that a token goes to); `adapters` the entries of
-    low-rank adapters besides them. `vocabulary` counts the real tokens: padding rows are never
+    once (in a mixture of experts only the experts that a token goes to); `adapters` the additional
+    entries of low-rank adapters. `vocabulary` counts the real tokens: padding rows are never
     multiplied.
     """
 
@@ -39,7 +39,9 @@ class ModelDims:
         return self.vocabulary * self.width
 
     def count_attention_flops(self, contexts: int) -> int:
-        """Return the operations of attention for tokens whose context lengths sum to `contexts`."""
+        """Return the operations of attention for tokens with context lengths that sum to
+        `contexts`.
+        """
         return 4 * self.layers * self.heads * self.head_dim * contexts
 
     def count_hidden_flops(self, tokens: int, contexts: int) -> int:
@@ -80,14 +82,14 @@ class TrainableDims:
         """Return the operations of a forward and backward pass.
 
         The body processes the tokens in `read`, the head `supervised` tokens. If everything is
-        trained that is 3 F, with `recompute` 4 F. If lower layers are frozen, the backward pass
-        ends above them, and a frozen weight costs 2 operations less a token. The input gradient of
-        the lowest layer with adapters is counted although it is not needed.
+        trained the result is 3 F, with `recompute` 4 F. If lower layers are frozen, the backward
+        pass ends above them, and a frozen weight costs 2 operations less per token. The input
+        gradient of the lowest layer with adapters is counted although it is not needed.
         """
         forward = shape.count_hidden_flops(read.tokens, read.contexts)
         trained_forward = forward * self.layers // shape.layers
-        # The gradient of the inputs costs a forward pass, and attention a second time: both factors
-        # of its products need a gradient.
+        # The gradient of the inputs costs as much as a forward pass, and attention costs it twice:
+        # both factors of its products need a gradient.
         attention = shape.count_attention_flops(read.contexts) * self.layers // shape.layers
         inputs = trained_forward + attention
         weights = 2 * (self.body + self.adapters) * read.tokens
@@ -101,7 +103,7 @@ class TrainableDims:
 
 @dataclass(frozen=True, slots=True)
 class ReadTokens:
-    """The tokens of a forward pass: all, those in prompts, and the sum of their context lengths."""
+    """The tokens of a forward pass: all tokens, prompt tokens, and the sum of the context lengths."""
 
     tokens: int = 0
     prompt_tokens: int = 0
@@ -127,7 +129,7 @@ def count_read_tokens(
     )
     prefixes = find_shared_prefixes(passes)
     root = prefixes.root
-    # A span is the positions from its first number to the one before its second.
+    # A span (first, last) has the positions from `first` to `last - 1`.
     spans = [(0, root)]
     for prompt, count in uses.items():
         repeats = 1 if decoded or prompt in prefixes.prompts else count
@@ -141,9 +143,10 @@ def count_read_tokens(
 
 
 def count_continued_tokens(texts: Sequence[tuple[int, int, int]]) -> ReadTokens:
-    """Count the tokens of texts that go on: those kept, those of the prompt, those after it.
+    """Count the tokens of continued texts; each has numbers of kept tokens, prompt tokens, and
+    tokens after the prompt.
 
-    The kept tokens are not read again, but the others see them.
+    The kept tokens are not read again, but the remaining tokens attend to them.
     """
     spans = [(past, prompt + max(count - 1, 0)) for past, prompt, count in texts]
     tokens = sum(last - first for first, last in spans)

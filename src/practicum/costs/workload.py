@@ -1,4 +1,6 @@
-"""A cluster and a step's work, as data: GPUs and links, what models ask, and which GPUs do it."""
+"""A cluster and the work of a step, as data: GPUs and links, the work of each model, and the split
+of the GPUs.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from practicum.costs.shape import ModelDims, TrainableDims
 FLOAT_BYTES, HALF_BYTES = 4, 2
 
 USABLE = 0.9
-"""The share of a GPU's memory that a plan fills; the rest is its context and what is not planned."""
+"""The share of a GPU's memory that a plan may use; the rest is for the CUDA context and unplanned
+allocations.
+"""
 
 SCORED_TOKENS = 16384
 """The tokens of a teacher's pass on a GPU."""
@@ -47,7 +51,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """So many GPUs of one kind in nodes; links in bytes a second and GPU, one way.
+    """Identical GPUs in nodes; links in bytes per second and GPU, in one direction.
 
     Links are 80 % of the data sheets: NVLink of the fourth generation within a node, InfiniBand at
     400 Gbit/s between nodes.
@@ -61,16 +65,17 @@ class Cluster:
 
     @property
     def usable_memory(self) -> int:
-        """The bytes of one GPU that may be planned."""
+        """The bytes of one GPU that a plan may use."""
         return int(USABLE * self.gpu.memory)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringWork:
-    """The work of one scorer in a step, whose answers are usually hidden states.
+    """The work of one scorer in a step; its answers are usually hidden states.
 
-    `tokens` are supervised, `flops` those of its body, `forward` the activations of a pass.
-    `item_bytes` are those of a weight and of an entry of a hidden state.
+    `tokens` counts the supervised tokens, `flops` the operations of its body, `forward` the bytes
+    of the activations of a pass. `item_bytes` is the size of a weight and of an entry of a hidden
+    state.
     """
 
     name: str
@@ -81,42 +86,42 @@ class ScoringWork:
     item_bytes: int = HALF_BYTES
     sends_hidden: bool = True
     is_student: bool = False
-    """True if it scores with weights of the student, so on the samplers' GPUs."""
+    """True if it scores with the student's weights, and therefore on the samplers' GPUs."""
 
     def count_bytes(self, longest: int, shards: int = 1) -> int:
         """Return the bytes of a GPU that holds a shard and scores a text of the longest length."""
         return self.count_shard_bytes(shards) + self.count_pass_bytes(longest, shards)
 
     def count_shard_bytes(self, shards: int) -> int:
-        """Return the bytes of its weights on each of so many GPUs."""
+        """Return the bytes of its weights on each of `shards` GPUs."""
         return self.item_bytes * self.dims.parameters // shards
 
     def count_pass_bytes(self, longest: int, shards: int) -> int:
-        """Return the bytes that a pass takes besides: what is computed, and gathered for it."""
-        # Two layers, the second on its way while the first computes, and the head.
+        """Return the bytes of a pass in addition to the weights: activations and gathered weights."""
+        # Two layers, because the second is fetched while the first computes, and the head.
         gathered = 2 * self.dims.body // max(self.dims.layers, 1) + self.dims.head
         return self.forward.compute_bytes(longest) + (
             self.item_bytes * gathered if shards > 1 else 0
         )
 
     def count_gathered_bytes(self, gpus: int, shards: int) -> int:
-        """Return the bytes that each GPU receives of the other shards in a step."""
+        """Return the bytes of remote shards that each GPU receives in a step."""
         passes = max(math.ceil(self.tokens / gpus / SCORED_TOKENS), 1)
         return passes * self.item_bytes * self.dims.body * (shards - 1) // shards
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that it sends to the trainers: hidden states, or a number a token."""
+        """The bytes that it sends to the trainers: hidden states, or one number per token."""
         token_bytes = self.item_bytes * self.dims.width if self.sends_hidden else FLOAT_BYTES
         return token_bytes * self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class LearningWork:
-    """The work of a scorer that learns, on a GPU of its own.
+    """The work of a scorer that learns, on its own GPU.
 
-    `num_bytes` are its weights, moments and the longest text's graph, `flops` those of its
-    judgements and updates in a step, `item_bytes` the bytes of an operand of its products.
+    `num_bytes` counts its weights, moments and the longest text's graph, `flops` the operations of
+    its judgements and updates in a step, `item_bytes` the bytes of an operand of its products.
     """
 
     name: str
@@ -127,12 +132,12 @@ class LearningWork:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The work of a step, whatever it runs on.
+    """The work of a step, independent of the hardware.
 
     `contexts` is the sum of the context lengths of all sampled tokens, `longest` the tokens of the
     longest text with its prompt, `texts` the number of texts that it trains on, `update_tokens`
     their tokens, `graph` the memory of a pass through them with recomputed layers, and
-    `logit_bytes` that of the logits.
+    `logit_bytes` the memory of the logits.
     """
 
     student: ModelDims
@@ -155,7 +160,7 @@ class Workload:
 
     @property
     def teachers(self) -> tuple[ScoringWork, ...]:
-        """The scorers with weights of their own."""
+        """The scorers that do not share the student's weights."""
         return tuple(scorer for scorer in self.scorers if not scorer.is_student)
 
 
@@ -163,8 +168,9 @@ class Workload:
 class Split:
     """The GPUs of each pool, as the backend `ray` takes them.
 
-    `teachers` are those of each one, 0 without one; or they are beside the trainers, in as many
-    shards as the student. `teacher_shards` GPUs hold a copy of a teacher together.
+    `teachers` is the number of GPUs per teacher, 0 without a teacher; with `beside`, the teachers
+    run in the trainers' processes, in as many shards as the student. `teacher_shards` GPUs together
+    hold one copy of a teacher.
     """
 
     trainers: int
@@ -174,5 +180,5 @@ class Split:
 
     @property
     def teacher_gpus(self) -> int:
-        """The GPUs of each teacher alone."""
+        """The GPUs that each teacher has for itself."""
         return 0 if self.teachers == "beside" else self.teachers

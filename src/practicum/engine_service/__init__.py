@@ -1,1 +1,1 @@
-"""An engine in a process of its own that samples with the student's weights."""
+"""vLLM, in this process or behind a URL, as an engine that samples with the student's weights."""

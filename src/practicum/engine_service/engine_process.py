@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""Settings of vLLM that are read when it is imported; those that the user set stay."""
+"""Settings that vLLM reads when it is imported; the user's own settings take precedence."""
 
 EVERYTHING_ASLEEP = 2
 """The level of vLLM's sleep at which weights, keys and values are dropped."""
@@ -63,10 +63,10 @@ class ProcessEngine:
         on_gpu = model.device.type == "cuda"
         if config.sleep and not on_gpu:
             raise RecipeError(
-                "rollout.engine.sleep: vLLM gives memory back on a GPU alone; leave sleep out"
+                "rollout.engine.sleep: vLLM releases memory only on a GPU; leave sleep out"
             )
         with tempfile.TemporaryDirectory(prefix="practicum-engine-") as folder:
-            # The config is all that vLLM reads: it may be gone once the engine stands.
+            # vLLM only reads the config, so the folder may be deleted once the engine is built.
             model.write_config(Path(folder))
             try:
                 self._engine = vllm.LLM(
@@ -105,8 +105,8 @@ class ProcessEngine:
         if self._is_asleep:
             self._engine.wake_up(tags=["kv_cache"])
             self._is_asleep = False
-        # The canary cannot see keys and values of old weights, since a scored prompt is read anew;
-        # a completion's prompt would be continued from them.
+        # The canary cannot detect cached keys and values of old weights, because a scored prompt is
+        # computed again; but completions would continue from the cached values.
         if not self._engine.reset_prefix_cache():
             raise EngineError(
                 f"rollout.engine: {self.name} kept keys and values of the old weights; leave "

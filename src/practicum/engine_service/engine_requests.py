@@ -31,9 +31,9 @@ def build_sampling_settings(request: SampleRequest, params: SamplingParams) -> d
         "top_p": params.top_p,
         "top_k": params.top_k,
         "seed": request.seed,
-        # No candidates besides the sampled token, whose log-probability always comes along.
+        # No further candidates: the sampled token's log-probability is always returned.
         "logprobs": 0,
-        # The stop tokens are the student's own, not those of the model's generation config.
+        # The stop tokens come from the student, not from the model's generation config.
         "ignore_eos": True,
         "stop_token_ids": sorted(params.stop_ids),
         "detokenize": False,
@@ -96,9 +96,9 @@ def pick_logprobs(rows: Any, tokens: Sequence[Any]) -> list[Any]:
 
 
 def read_scores(request: ScoreRequest, logprobs: Any) -> Float[Tensor, " T"]:
-    """Return the log-probabilities of the request's tokens from those of the whole prompt.
+    """Select the request's tokens from the log-probabilities of the whole prompt.
 
-    `logprobs` has one for each token but the first, which nothing precedes.
+    `logprobs` has an entry for each token except the first.
     """
     length = len(request.prompt_tokens) + len(request.tokens)
     return check_logprobs(logprobs, length - 1)[-len(request.tokens) :]

@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 from practicum.types import FrozenConfig
 
 SERVER_KEYS = ("folder", "allow_http", "api_key_env", "concurrency", "timeout", "give_up_after")
-"""The settings of a server alone."""
+"""The settings of a server only."""
 
 PROCESS_KEYS = ("memory", "sleep")
-"""The settings of the engine in this process alone."""
+"""The settings of an engine in this process only."""
 
 
 class Config(FrozenConfig):
@@ -19,7 +19,7 @@ class Config(FrozenConfig):
     not_compared: ClassVar[frozenset[str]] = frozenset(
         {*SERVER_KEYS, *PROCESS_KEYS, "url", "tolerance"}
     )
-    """Settings that may change when a run is resumed; the engine's name tells the two places."""
+    """Settings that may change when a run is resumed; the engine's name records the place."""
     may_decline: ClassVar[bool] = False
     """False: a backend that would sample itself is refused."""
     type: Literal["vllm"] = "vllm"
@@ -43,7 +43,7 @@ class Config(FrozenConfig):
         default=600.0, gt=0, description="seconds for a completion, or for a hand-over of weights"
     )
     give_up_after: float = Field(
-        default=120.0, ge=0, description="seconds in which a failing request is tried again"
+        default=120.0, ge=0, description="seconds during which a failing request is retried"
     )
     memory: float = Field(
         default=0.4, gt=0, lt=1, description="share of the GPU's memory for vLLM in this process"

@@ -1,8 +1,8 @@
-"""A trainer whose student samples by an engine, and the check of every weight that is handed over.
+"""A trainer with a student that samples through an engine, and the check of all transferred weights.
 
-The engine's weights are those of the trainer before any token is sampled: each change of the
-student is handed over at the next call, and a fixed text, the canary, must then have the same
-log-probabilities in both. One weight that stays old is seen only if old and new differ enough, so
+The engine has the trainer's weights before any token is sampled: each change of the student is
+handed over at the next call, and a fixed text, the canary, must then have the same
+log-probabilities in both. A stale weight is detected only if old and new values differ enough, so
 the first hand-over is a rehearsal with weights far from the student's.
 """
 
@@ -35,7 +35,7 @@ from practicum.types import (
 log = logging.getLogger(__name__)
 
 CANARY_PROMPT, CANARY_TOKENS = 8, 24
-"""The tokens of the canary: its prompt, and those that are scored."""
+"""The canary's numbers of prompt tokens and scored tokens."""
 
 TOLERANCES = {torch.float32: 0.01}
 """The nats by which a log-probability of the canary may differ, by the engine's dtype."""
@@ -48,9 +48,9 @@ Gather = Callable[[SamplingClient], Mapping[str, Tensor]]
 
 
 def build_canary(vocab_size: int, max_tokens: int) -> ScoreRequest:
-    """Return a fixed text of random tokens, of which most are scored.
+    """Return a fixed text of random tokens; most of them are scored.
 
-    Random tokens are unlikely ones, whose log-probabilities feel every weight.
+    Random tokens are unlikely, so their log-probabilities are sensitive to every weight.
     """
     length = min(CANARY_PROMPT + CANARY_TOKENS, max_tokens - 1)
     stream = torch.Generator().manual_seed(seed_of("canary"))
@@ -69,7 +69,7 @@ class WeightKeeper:
     engine: SamplingEngine
     gather: Gather
     rehearse: Callable[[], SamplingClient]
-    """Return a client whose trainable weights are all far from the student's."""
+    """Return a client with all trainable weights far from the student's."""
     canary: ScoreRequest
     tolerance: float
     difference: float = 0.0
@@ -113,7 +113,7 @@ class WeightKeeper:
         return is_same
 
     def _bring(self, client: SamplingClient, version: int) -> None:
-        """Hand over the client's weights, after a rehearsal if these are the first."""
+        """Hand over the client's weights, with a rehearsal before the first hand-over."""
         # Unknown until the check has passed: a failed hand-over may have replaced half of them.
         self._version = None
         if not self._rehearsed:
@@ -168,12 +168,12 @@ class EngineSampler(SamplingClient):
         return self.keeper.sample(self.client, self.read_version(), requests, params)
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score by the backend's own client, whose hidden states an engine does not give."""
+        """Score with the backend's own client, because an engine gives no hidden states."""
         return self.client.score(requests, signal)
 
 
 class EngineTrainer:
-    """A trainer whose student samples by an engine; see `practicum.ports.TrainingClient`."""
+    """A trainer with a student that samples by an engine; see `practicum.ports.TrainingClient`."""
 
     def __init__(self, trainer: TrainingClient, keeper: WeightKeeper, live: SamplingClient) -> None:
         self._trainer = trainer

@@ -72,7 +72,7 @@ class ServiceEngine:
         version = self._ask(JsonRequest("/version", name="the version"))
         self.name = f"vllm {_read_text(version, 'version')} at a server"
         self._ask(JsonRequest("/is_paused", name="the state of the weight routes"))
-        # Of the likeliest token alone, the sampling distribution makes a certainty.
+        # With top_k=1 the sampling distribution gives the most likely token probability 1.
         prompt = tuple(range(min(8, self._model.vocab_size, self._model.max_tokens - 1)))
         params = SamplingParams(max_new_tokens=1, top_k=1)
         settings = engine_requests.build_sampling_settings(SampleRequest(prompt, seed=0), params)
@@ -80,8 +80,8 @@ class ServiceEngine:
         (choice,) = self._generate([body], 1, "a trial")
         if self._read_sample(choice, params).sampling_logprobs[0] < -engine_requests.MAX_LOGPROB:
             raise EngineError(
-                f"{self._http.address}: the server tells log-probabilities before temperature, "
-                f"top_p and top_k, and the sampling distribution's are needed; {START}"
+                f"{self._http.address}: the server returns log-probabilities before temperature, "
+                f"top_p and top_k, and log-probabilities after them are needed; {START}"
             )
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -136,7 +136,7 @@ class ServiceEngine:
 
     def score(self, request: ScoreRequest) -> Float[Tensor, " T"]:
         """Return the log-probabilities of the request's tokens."""
-        # The scores of a prompt are computed anew; vLLM takes none of them from its cache.
+        # The scores of a prompt are computed again; vLLM does not read them from its cache.
         tokens = [*request.prompt_tokens, *request.tokens]
         body = {"token_ids": tokens, "sampling_params": engine_requests.build_scoring_settings()}
         question = self._build_question(body, len(tokens), "the canary")
@@ -155,7 +155,7 @@ class ServiceEngine:
         return False
 
     def close(self) -> None:
-        """Leave the server as it is."""
+        """Do nothing: the server keeps running."""
 
     def _generate(
         self, bodies: Sequence[Mapping[str, Any]], max_tokens: int, name: str
@@ -199,8 +199,8 @@ class ServiceEngine:
 
     def _build_garbage_error(self, missing: str) -> EngineError:
         return EngineError(
-            f"rollout.engine: {self._http.address}{GENERATE}: the answer lacks {missing}; look at "
-            "what the address is"
+            f"rollout.engine: {self._http.address}{GENERATE}: the answer lacks {missing}; check "
+            "the address"
         )
 
 

@@ -1,7 +1,7 @@
 """Engines that sample for a student, one file each; its name is the key of `rollout.engine`.
 
-_trainer    a trainer whose student samples by an engine, and the checks of handed-over weights
-_requests   requests and answers in vLLM's words, the same in process and at a server
-_process    vLLM in this process
-_service    vLLM behind a URL
+vllm    vLLM in this process or behind a URL
+auto    vLLM on a GPU if it is installed, otherwise the backend's own sampler
+
+The engines are implemented in `practicum.engine_service`.
 """

@@ -1,7 +1,7 @@
 """vLLM where the student is on a GPU and vLLM is installed, otherwise the backend's own sampler.
 
 The choice is made when the run starts. It is part of the run's identity, as `decoding` in
-recipe.json, so a run goes on with the same sampler only.
+recipe.json, so a run only resumes with the same sampler.
 """
 
 import logging
@@ -33,11 +33,11 @@ class Config(FrozenConfig):
     )
 
     def problems(self, mixes_tokens: bool, staleness: int) -> list[str]:
-        """List what vLLM cannot do for a recipe, each with what to write instead."""
+        """List what vLLM cannot do for a recipe, each with an alternative."""
         return self.build_vllm().problems(mixes_tokens, staleness)
 
     def list_pool_problems(self, processes: int) -> list[str]:
-        """Return none: each process starts an engine of its own, or none does."""
+        """Return no problems: each process starts its own engine, or no process starts one."""
         return []
 
     def build_vllm(self) -> vllm.Config:

@@ -9,7 +9,7 @@ from practicum.ports.engines import EngineModel, SamplingEngine
 
 def build(config: Config, model: EngineModel) -> SamplingEngine:
     """Start the engine, or connect to the server. Raises EngineError."""
-    # Imported on use: one needs the package vllm, the other an HTTP client.
+    # Imported on use: the first needs the package vllm, the second an HTTP client.
     if config.url is None:
         from practicum.engine_service.engine_process import open_process_engine
 

@@ -1,4 +1,6 @@
-"""Pure functions of tensors: student first, log-probabilities in, one number per position out."""
+"""Pure functions of tensors: they take log-probabilities, student first, and return one number per
+position.
+"""
 
 from practicum.functional import divergences
 from practicum.functional.advantages import (

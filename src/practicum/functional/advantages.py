@@ -19,9 +19,9 @@ SMALLEST_SPREAD = 1e-6
 class Advantage:
     """One way to turn the rewards of a prompt's completions into their advantages.
 
-    `function(rewards)` returns one number a reward. With `anchored` it is `function(rewards, anchor)`
-    with the rewards of the reference's completions of the same prompt, at least one, which have no
-    advantage themselves.
+    `function(rewards)` returns one number per reward. With `anchored` it is `function(rewards,
+    anchor)`. `anchor` has the rewards of the reference's completions of the same prompt, at least
+    one; these completions have no advantage themselves.
     """
 
     name: str
@@ -39,11 +39,11 @@ ADVANTAGES = Table(Advantage, "advantages")
 class RewardRule:
     """One way to join the reward and the teacher in the advantage of a sampled token.
 
-    `function(teacher, reward, log_ratio, **parameters)` returns the advantage of each token, without
-    gradient: from the teacher's return, the advantage of the completion's reward, and log T - log S.
-    `advantage` names the entry of `ADVANTAGES` that makes the reward's advantage if a recipe names
-    none. Without the teacher, the loss is that advantage, times the parameter named `factor` if
-    there is one. A rule without `advantage` ignores the reward.
+    `function(teacher, reward, log_ratio, **parameters)` returns the advantage of each token,
+    without gradient, from three inputs: the teacher's return, the advantage of the completion's
+    reward, and `log T - log S`. `advantage` names the entry of `ADVANTAGES` that computes the
+    reward's advantage if a recipe names none. Without the teacher, the loss uses this advantage,
+    times the parameter named `factor` if it is set. A rule without `advantage` ignores the reward.
     """
 
     name: str
@@ -72,7 +72,7 @@ class RewardRule:
         return self.function(teacher.detach(), reward, log_ratio.detach(), **named).detach()
 
     def read_factor(self, arguments: Mapping[str, Number]) -> float:
-        """Return the factor of the reward's advantage that is left without the teacher."""
+        """Return the factor of the reward's advantage if there is no teacher."""
         return float(arguments[self.factor]) if self.factor else 1.0
 
 
@@ -101,8 +101,8 @@ def sign(rewards: Sequence[float]) -> list[float]:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Return each reward minus the mean of the others, or 0 if there are no others (RLOO, arXiv
-    2402.14740).
+    """Return each reward minus the mean of the remaining rewards, or 0 for a single reward (RLOO,
+    arXiv 2402.14740).
     """
     if len(rewards) < 2:
         return [0.0] * len(rewards)
@@ -120,11 +120,12 @@ def group_normalize(rewards: Sequence[float]) -> list[float]:
 
 
 def best_of_n(rewards: Sequence[float], anchor: Sequence[float]) -> list[float]:
-    """Return log(best-of-N / anchor) of each completion, minus the mean of the others' (BOND, arXiv
-    2407.14622, theorem 1).
+    """Return log(best-of-N / anchor) of each completion, minus the mean over the remaining
+    completions (BOND, arXiv 2407.14622, theorem 1).
 
-    N is the number of the anchor's rewards. With the share F of them that is no better and the share
-    G that is worse, the ratio is `sum_i F**(N - i) G**(i - 1)`. An F of 0 counts as half of one.
+    N is the number of the anchor's rewards. With F the share of the anchor's rewards that are no
+    better and G the share that are worse, the ratio is `sum_i F**(N - i) G**(i - 1)`. An F of 0 is
+    replaced by `0.5 / N`.
     """
     count = len(anchor)
     log_ratios = []
@@ -137,8 +138,8 @@ def best_of_n(rewards: Sequence[float], anchor: Sequence[float]) -> list[float]:
 
 
 def below_anchor(rewards: Sequence[float], anchor: Sequence[float]) -> list[float]:
-    """Return `-2**N log 2` for completions worse than all N of the anchor's and 0 for others, minus
-    the mean of the others' (J-BOND, arXiv 2407.14622, which has N = 2).
+    """Return `-2**N log 2` for completions worse than all N of the anchor and 0 otherwise, minus
+    the mean over the remaining completions (J-BOND, arXiv 2407.14622, with N = 2).
 
     Its mean over the anchor's draws is log F where F is one half.
     """
@@ -159,7 +160,10 @@ ADVANTAGES |= {
             "group_mean", group_centre, "minus the mean of the group: Dr. GRPO", "2503.20783"
         ),
         Advantage(
-            "leave_one_out", leave_one_out, "minus the mean of the others: RLOO", "2402.14740"
+            "leave_one_out",
+            leave_one_out,
+            "minus the mean of the rest of the group: RLOO",
+            "2402.14740",
         ),
         Advantage("none", plain, "the reward itself: REINFORCE"),
         Advantage(
@@ -168,14 +172,14 @@ ADVANTAGES |= {
         Advantage(
             "best_of_n",
             best_of_n,
-            "log of best-of-N to the reference, whose N answers tell the quantile: BOND",
+            "log-ratio of best-of-N to the reference, from N reference answers: BOND",
             "2407.14622",
             anchored=True,
         ),
         Advantage(
             "below_anchor",
             below_anchor,
-            "a penalty for what is worse than all of the reference's answers: J-BOND",
+            "a penalty for answers worse than all reference answers: J-BOND",
             "2407.14622",
             anchored=True,
         ),
@@ -212,7 +216,7 @@ def modulate(
 def clip(advantage: Float[Tensor, "*s"], low: float, high: float) -> Float[Tensor, "*s"]:
     """Return the advantage clamped to [low, high].
 
-    A clipped token keeps its gradient, unlike one whose loss is clipped.
+    A token with a clipped advantage keeps its gradient; with a clipped loss it would not.
     """
     if low > high:
         raise ValueError(f"clip needs low <= high, got low {low} and high {high}")
@@ -238,7 +242,7 @@ def _modulate(
 REWARDS |= {
     entry.name: entry
     for entry in (
-        RewardRule("none", _ignore, "The teacher alone.", advantage="", reads_log_ratio=False),
+        RewardRule("none", _ignore, "Only the teacher.", advantage="", reads_log_ratio=False),
         RewardRule(
             "add_advantage",
             _add_advantage,

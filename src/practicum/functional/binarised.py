@@ -1,11 +1,12 @@
-"""Binarised divergences: a text of several tokens against anything else (ALM, arXiv 2503.20083).
+"""Binarised divergences: the probability of a span of tokens against anything else (ALM, arXiv
+2503.20083).
 
 Two models with different tokenizers share no distribution, but each has a probability of a span of
-text, p = exp(l). To write the span or not is a Bernoulli variable, so any divergence of
-distributions is one of spans. By data processing an f-divergence of the two is at most that of the
-whole distributions over spans. A temperature tau takes p to the power 1 / tau: as it grows, tau
-times the forward KL tends to (l_T - l_S) + l_T log(l_S / l_T), which sees probabilities that are
-too small for the plain one.
+text, p = exp(l). Whether a model writes the span is a Bernoulli variable, so any divergence of
+distributions is also a divergence of spans. By data processing, an f-divergence of the two
+Bernoulli variables is at most the divergence of the whole distributions over spans. A temperature
+tau takes p to the power 1 / tau: as it grows, tau times the forward KL tends to (l_T - l_S) + l_T
+log(l_S / l_T), which is sensitive to probabilities that are too small for the plain divergence.
 """
 
 import math
@@ -19,11 +20,11 @@ from practicum.functional.divergence_entry import Divergence
 from practicum.functional.precision import precise
 
 LEAST = math.log1p(-SMALLEST_TAIL)
-"""The log-probability of a span that is certain: its complement has the mass of the smallest tail."""
+"""The largest log-probability of a span: its complement has the mass of the smallest tail."""
 
 
 def binarise(logprobs: Float[Tensor, "*s"], tau: float = 1.0) -> Float[Tensor, "*s 2"]:
-    """Return the log-probabilities of a span and of anything else, at a temperature.
+    """Return the log-probabilities of a span and of its complement, at a temperature.
 
     The complement is never smaller than the smallest tail, where it is constant.
     """
@@ -58,7 +59,7 @@ def binarised_advantage(
 ) -> Float[Tensor, " T"]:
     """Return minus the derivative of the binarised divergence in the student's log-probability.
 
-    A span's log-probability is the sum of its tokens', so each token of it has this derivative.
+    A span's log-probability is the sum over its tokens, so each of its tokens has this derivative.
     """
     # Callers may hold tensors of inference mode, which autograd refuses: clone them outside it.
     with torch.inference_mode(False), torch.enable_grad():

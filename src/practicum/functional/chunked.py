@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ROWS_IN_CACHE = 4
-"""The rows of a vocabulary's width whose products fit in the caches of a processor's core."""
+"""The number of vocabulary-wide rows that fit in the caches of one CPU core."""
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:
@@ -20,7 +20,8 @@ def chunks(total: int, size: int) -> Iterator[slice]:
 
 def sum_products(first: Float[Tensor, "T V"], second: Float[Tensor, "T V"]) -> Float[Tensor, " T"]:
     """Return `(first * second).sum(dim=-1)` without a matrix for the products."""
-    # On a CPU the products of a few rows stay in its caches; a GPU would wait for each launch.
+    # On a CPU the products of a few rows stay in the caches; on a GPU each launch would cost a
+    # wait.
     rows = ROWS_IN_CACHE if first.device.type == "cpu" else max(len(first), 1)
     return torch.cat(
         [(first[part] * second[part]).sum(dim=-1) for part in chunks(len(first), rows)]
@@ -55,8 +56,8 @@ class ReverseKLKernel(Protocol):
 class BufferPool:
     """Matrices that are allocated once and reused for every chunk.
 
-    A fresh matrix of about 50 MB costs the operating system's page faults, several times the
-    arithmetic done on it. `kernel` computes on them, if there is one.
+    The page faults of a fresh matrix of about 50 MB cost several times the arithmetic on it.
+    `kernel` is an optional kernel that computes on the matrices.
     """
 
     def __init__(self, kernel: ReverseKLKernel | None = None) -> None:
@@ -64,7 +65,7 @@ class BufferPool:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """Return the buffer of that name with this shape, in float32 (or float64 as `like`).
+        """Return the named buffer with this shape, in float32 (or float64 if `like` is float64).
 
         Its content is undefined.
         """

@@ -1,8 +1,6 @@
-"""Two distributions compared at each token: divergences, entropies, overlap of the likeliest
-tokens.
+"""Compare two distributions at each token: divergences, entropies, overlap of the top tokens.
 
-This is the one definition of these measures for evaluations, traces, the doctor and the metrics of
-an update.
+Evaluations, traces, the doctor and the metrics of an update all use these definitions.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -18,17 +16,17 @@ from practicum.functional.divergences import forward_kl, reverse_kl
 from practicum.functional.sequence import gather_logprobs
 
 TOP = 16
-"""The default number of likeliest tokens to compare (arXiv 2604.13016)."""
+"""The default number of top tokens to compare (arXiv 2604.13016)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Measures of student and teacher at each of T tokens, in nats.
 
-    A measure is None if it was not requested or a distribution is unknown. `*_logprobs` are those
-    of the tokens themselves, `*_top_*` the K likeliest tokens, likeliest first. `overlap` is the
-    share of the student's K that are among the teacher's K, and `*_mass` the probability on those
-    (arXiv 2604.13016).
+    A measure is None if it was not requested or a distribution is unknown. `*_logprobs` are the
+    log-probabilities of the tokens themselves, `*_top_*` the K most likely tokens in descending
+    order. `overlap` is the share of the student's K tokens that are among the teacher's K, and
+    `*_mass` the probability on these shared tokens (arXiv 2604.13016).
     """
 
     student_logprobs: Float[Tensor, " T"] | None = None
@@ -59,10 +57,10 @@ those tokens.
 
 
 def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> Comparison:
-    """Compute the named measures, one part after the other.
+    """Compute the named measures, one part after another.
 
-    If `parts` is a generator, only one part is in memory at a time. `k` is the number of likeliest
-    tokens; a smaller vocabulary is used as a whole.
+    If `parts` is a generator, only one part is in memory at a time. `k` is the number of top
+    tokens; if the vocabulary is smaller, all of it is used.
     """
     if unknown := sorted(set(measures) - set(MEASURES)):
         raise ValueError(f"no measure named {unknown[0]!r}; known: {', '.join(MEASURES)}")
@@ -93,7 +91,7 @@ def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> C
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two distributions, with its likeliest tokens computed at most once."""
+    """One of the two distributions, with its top tokens computed at most once."""
 
     logprobs: Float[Tensor, "t V"]
     tokens: Int[Tensor, " t"]
@@ -101,7 +99,7 @@ class _Side:
 
     @cached_property
     def top(self) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of the likeliest tokens, and their ids."""
+        """Return the log-probabilities of the top tokens, and their ids."""
         return self.logprobs.topk(min(self.k, self.logprobs.shape[-1]), dim=-1)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from practicum.functional.precision import IMPOSSIBLE, finite, precise
 
 SUPPORTS = ("student", "teacher", "union", "intersection")
-"""The choices of whose top-k tokens are the candidates."""
+"""The models that can choose the candidates by their top-k tokens."""
 
 TAILS = ("bucket", "renorm", "drop", "sampled")
 """The treatments of the mass outside the candidates."""
@@ -28,8 +28,8 @@ def entropy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
 def overlap(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], k: int
 ) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
-    """Return the share of the student's k likeliest tokens that are among the teacher's k, and the
-    student's mass on those.
+    """Return the share of the student's top-k tokens that are in the teacher's top k, and the
+    student's mass on these shared tokens.
 
     arXiv 2604.13016 uses it to measure how well a teacher fits a student.
     """
@@ -40,8 +40,8 @@ def overlap(
 def overlap_of_top(
     logprobs: Float[Tensor, "*s K"], ids: Int[Tensor, "*s K"], other_ids: Int[Tensor, "*s L"]
 ) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
-    """Return the share of one side's likeliest tokens that are among the other's, and that side's
-    mass on those.
+    """Return the share of the first model's top tokens that are also top tokens of the second
+    model, and the first model's mass on these shared tokens.
     """
     both = (ids[..., :, None] == other_ids[..., None, :]).any(dim=-1)
     mass = torch.where(both, precise(logprobs).exp(), 0.0).sum(dim=-1)
@@ -90,7 +90,7 @@ def mixture(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Tenso
 
 
 def greedy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
-    """Return a distribution with all probability on the likeliest token: the expert's action in
+    """Return a distribution with all probability on the most likely token: the expert's action in
     DAgger (arXiv 1011.0686).
     """
     likeliest = logprobs.argmax(dim=-1, keepdim=True)
@@ -111,11 +111,11 @@ def contrast(
 def candidates(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], k: int, support: str
 ) -> tuple[Int[Tensor, "*s K"], Bool[Tensor, "*s K"]]:
-    """Return the ids of the candidates at each position, and a mask of those that count.
+    """Return the ids of the candidates at each position, and a mask of the valid candidates.
 
-    `student` and `teacher` give K = k. `union` gives K = 2k, and the teacher's ids that repeat the
-    student's do not count. `intersection` gives the student's k, and only those among the teacher's
-    k count. A k above the size of the vocabulary is reduced to it.
+    `student` and `teacher` give K = k. `union` gives K = 2k, and ids of the teacher that repeat ids
+    of the student are not valid. `intersection` gives the student's k, and only the ids among the
+    teacher's k are valid. A k above the size of the vocabulary is reduced to it.
     """
     if support not in SUPPORTS:
         raise ValueError(f"no support named {support!r}; known: {', '.join(SUPPORTS)}")
@@ -142,11 +142,11 @@ def restrict(
     tail: str,
     outside: int | None = None,
 ) -> Float[Tensor, "*s C"]:
-    """Return a distribution cut to its valid candidates; see `restrict_candidates` for the
-    treatment of the rest.
+    """Restrict a distribution to its valid candidates; see `restrict_candidates` for the treatment
+    of the remaining mass.
 
-    `outside` is the number of impossible ids of a folded distribution, whose last entry is a
-    bucket; see `practicum.functional.support`.
+    `outside` is the number of impossible ids of a folded distribution; the last entry of such a
+    distribution is a bucket. See `practicum.functional.support`.
     """
     chosen = logprobs.gather(-1, ids.long().masked_fill(~valid, 0))
     if outside is None:
@@ -162,20 +162,20 @@ def restrict_candidates(
     vocabulary: int | None = None,
     bucket: Float[Tensor, "*s"] | None = None,
 ) -> Float[Tensor, "*s C"]:
-    """Return the same cut if only the candidates' log-probabilities are known; invalid candidates
-    are -inf throughout.
+    """Restrict a distribution like `restrict`, from the candidates' log-probabilities only. Invalid
+    candidates are -inf in every mode.
 
     - bucket: one more entry, C = K + 1, holds the log of all other mass. It is at least
       `log(SMALLEST_TAIL)`, or -inf if the candidates are known to be the whole `vocabulary`: then
-      the tail is what lies outside it, the given `bucket`. A divergence of buckets never exceeds
-      that of the whole distributions (data processing).
+      the tail is the given `bucket`, the mass outside the vocabulary. A divergence of bucketed
+      distributions never exceeds the divergence of the whole distributions (data processing).
     - renorm: the candidates are renormalised to mass 1.
-    - drop, sampled: the candidates as they are, a sub-distribution; with `sampled` the caller
+    - drop, sampled: the candidates unchanged, a sub-distribution; with `sampled` the caller
       estimates the tail from the sampled token.
     """
     if tail not in TAILS:
         raise ValueError(f"no tail named {tail!r}; known: {', '.join(TAILS)}")
-    # Sums run over finite stand-ins, for logsumexp of -inf alone has a NaN gradient.
+    # Sums use finite substitutes for -inf, because logsumexp over only -inf has a NaN gradient.
     chosen = finite(candidate_logprobs).masked_fill(~valid, IMPOSSIBLE)
     impossible = ~valid | torch.isneginf(candidate_logprobs)
     if tail == "renorm":

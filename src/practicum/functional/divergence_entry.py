@@ -12,12 +12,12 @@ from practicum.functional.precision import finite, precise
 from practicum.functional.table import Table
 
 Room = Callable[[], Tensor]
-"""Gives a matrix of the pair's shape to write into, whose content is undefined."""
+"""A function that returns a matrix of the pair's shape to write into; its content is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The one number of a family of divergences: its name, default, range and meaning."""
+    """The parameter of a family of divergences: its name, default, range and meaning."""
 
     name: str
     default: float
@@ -145,8 +145,8 @@ class Divergence:
         """Return the detached coefficient c of a token sampled from S.
 
         E_S[c * grad log S] over any set of tokens is the gradient of that set's contributions; so a
-        sampled tail completes an exact head. No constant may be dropped here, because the tail
-        alone does not sum to 1: reverse KL gives log S - log T + 1.
+        sampled tail completes an exact head. No constant may be dropped here, because the
+        probabilities of the tail do not sum to 1: reverse KL gives log S - log T + 1.
         """
         return _cast(
             self._unit_gradient(student_logprob, teacher_logprob, parameter), student_logprob

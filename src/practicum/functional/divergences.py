@@ -1,13 +1,13 @@
 """Every divergence, as one pointwise function of two log-probabilities.
 
-A *term* gives the contribution of each candidate to the divergence; their sum over the last axis is
+A *term* gives the contribution of each candidate to the divergence; the sum over the last axis is
 its value. The pathwise loss, the advantage of a sampled token, and the coefficient of a sampled
-tail follow from the term alone. So a new divergence is one block: its parameter and slope if it has
-one, its term with its facts, and its public function.
+tail all follow from the term. So a new divergence is one block: an optional parameter and slope,
+its term with its facts, and its public function.
 
-Student first, log-probabilities in, one number per position out. S and T are the probabilities, r =
-T / S. Terms receive finite log-probabilities, with -inf replaced by `IMPOSSIBLE`, and may receive
-sub-distributions.
+Functions take the log-probabilities of the student, then of the teacher, and return one number per
+position. S and T are the probabilities, r = T / S. Terms receive finite log-probabilities, with
+-inf replaced by `IMPOSSIBLE`, and may receive sub-distributions.
 """
 
 import math
@@ -35,11 +35,12 @@ __all__ = [
 # fmt: on
 
 TEACHER_FLOOR = -50.0
-"""The floor of the teacher's log-probabilities in reverse KL, or the student's own if that is
-lower.
+"""The floor of the teacher's log-probabilities in reverse KL, or the student's log-probability if
+it is lower.
 
-Without a floor one token that the teacher considers impossible makes the value infinite; with it, a
-token to which both give less than the floor costs nothing, so equality still means zero.
+Without a floor, one token that the teacher considers impossible makes the value infinite. With the
+floor, a token to which both models give less than the floor costs nothing, so the value is still 0
+at equality.
 """
 
 SMALLEST = 1e-38
@@ -62,7 +63,7 @@ def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
     from it.
     """
     # log1p keeps the digits near 0, but loses them near -1 and overflows for large ratios: there
-    # logaddexp takes over. The clamps keep the branch that is not chosen finite, and its gradient.
+    # logaddexp takes over. The clamps keep the unused branch and its gradient finite.
     growth = weight * torch.expm1(log_ratio.clamp(max=20.0))
     near_zero = torch.log1p(growth.clamp(min=-0.5))
     log_constant = torch.full_like(log_ratio, math.log1p(-weight) if weight < 1.0 else -math.inf)
@@ -77,7 +78,7 @@ def _forward_kl_slope(pair: DistributionPair, _: float, slope: Tensor, room: Roo
 
 
 def _compute_forward_kl(pair: DistributionPair, out: Tensor) -> Tensor:
-    """Return KL(T || S); the matrix `out` is written over."""
+    """Return KL(T || S); the matrix `out` is overwritten."""
     return torch.sub(pair.teacher, pair.student, out=out).mul_(pair.teacher_probs).sum(dim=-1)
 
 
@@ -308,7 +309,7 @@ def _tvd(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 
 
 def tvd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
-    """Return half of sum |T - S|: one minus the acceptance rate of speculative decoding
+    """Return half of sum `|T - S|`: one minus the acceptance rate of speculative decoding
     (DistillSpec, arXiv 2310.08461).
     """
     return DIVERGENCES["tvd"].value(student, teacher)
@@ -323,7 +324,7 @@ def tvd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float
     exact_gradient=False,
 )
 def _adaptive_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
-    """Weight forward KL by the head's share of |T - S|, or by one half at equality, where the share
+    """Weight forward KL by the head's share of `|T - S|`, or by one half at equality, where it
     is 0 / 0.
     """
     gap = (teacher.exp() - student.exp()).abs().detach()
@@ -340,7 +341,7 @@ def _adaptive_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 def adaptive_kl(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
 ) -> Float[Tensor, "*s"]:
-    """Return w KL(T || S) + (1 - w) KL(S || T), w the share of |T - S| in the teacher's top half
+    """Return w KL(T || S) + (1 - w) KL(S || T), w the share of `|T - S|` in the teacher's top half
     (AKL, arXiv 2404.02657).
 
     The gradient treats w as a constant. At exact equality w is one half.
@@ -361,7 +362,8 @@ def todi(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Floa
     """Return the sum of each token's forward and reverse KL terms, weighted by T / (T + S) and S /
     (T + S).
 
-    ToDi, arXiv 2505.16297. The weights are held constant, so the gradient is not that of the value.
+    ToDi, arXiv 2505.16297. The weights are held constant, so the gradient is not the gradient of
+    the value.
     """
     return DIVERGENCES["todi"].value(student, teacher)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """One linear map each way between the student's states and the teacher's."""
+    """Two linear maps between the student's and the teacher's hidden states, one per direction."""
 
     to_student: Float[Tensor, "E D"]
     to_teacher: Float[Tensor, "D E"]
@@ -19,10 +19,11 @@ class Projections:
 
 @dataclass(frozen=True, slots=True)
 class BothSpaces:
-    """Both models' states read by each other's head, with gradients in the maps.
+    """Log-probabilities of each model's hidden states through the opposite model's head, with
+    gradients in the maps.
 
-    The teacher's columns are the tokens that both have and then its own. `labels` are the student's
-    ids of the teacher's likeliest tokens among the common ones.
+    The teacher's columns are first the common tokens, then the tokens that only the teacher has.
+    `labels` are the student's ids of the teacher's most likely common tokens.
     """
 
     through_student: Float[Tensor, "T V"]
@@ -35,12 +36,14 @@ class BothSpaces:
 def fit_projections(
     student: Float[Tensor, "K D"], teacher: Float[Tensor, "K E"], parts: int = 8192
 ) -> Projections:
-    """Return the maps that keep the logits of K tokens best, from their rows in both heads.
+    """Return the maps that best preserve the logits of K tokens, from their rows in both heads.
 
     They solve `states @ to_teacher @ teacher.T = states @ student.T` for all states by least
-    squares, and the other way round; where both can be solved, one is the inverse of the other.
+    squares, and the same equation from teacher to student. If both can be solved exactly, the two
+    maps are inverses.
     """
-    # Squares of widths and not of vocabularies: real ones have 100,000 rows, summed in float64.
+    # The matrices have the size of the hidden widths, not of vocabularies with 100,000 rows, which
+    # are summed in float64.
     squares = [
         first.new_zeros(first.shape[1], second.shape[1], dtype=torch.float64)
         for first, second in ((student, student), (student, teacher), (teacher, teacher))

@@ -19,8 +19,8 @@ def k1(
     """Return `x = log S - log T`: an unbiased, signed estimate of KL(S || T) for tokens sampled
     from S.
 
-    Gradient as loss: zero in expectation. As detached reward `-k1`: that of reverse KL. (arXiv
-    2510.01555)
+    Gradient as loss: zero in expectation. As detached reward `-k1`: the gradient of reverse KL.
+    (arXiv 2510.01555)
     """
     return precise(student_logprob) - precise(teacher_logprob)
 
@@ -30,8 +30,8 @@ def k2(
 ) -> Float[Tensor, "*s"]:
     """Return `x**2 / 2`: a biased estimate of KL(S || T).
 
-    Gradient as loss: that of reverse KL. As detached reward `-k2`: that of no named divergence.
-    (arXiv 2510.01555)
+    Gradient as loss: the gradient of reverse KL. As detached reward `-k2`: the gradient of no named
+    divergence. (arXiv 2510.01555)
     """
     return k1(student_logprob, teacher_logprob).square() / 2
 
@@ -42,8 +42,8 @@ def k3(
     """Return `exp(-x) - 1 + x`: an unbiased, non-negative estimate of KL(S || T), for monitoring
     rather than training.
 
-    Gradient as loss: that of forward KL. As detached reward `-k3`: reverse minus forward KL. (arXiv
-    2510.01555)
+    Gradient as loss: the gradient of forward KL. As detached reward `-k3`: the gradient of reverse
+    minus forward KL. (arXiv 2510.01555)
     """
     x = k1(student_logprob, teacher_logprob)
     return torch.expm1(-x) + x
@@ -59,7 +59,8 @@ class Correction:
     - cumulative: a token's factor is the product of the ratios of its sequence up to and including
       it
     - without_teacher: the parameter values at which the teacher has no influence
-    - drops: the factor is 0 at tokens whose ratio is out of bounds; their share is measured
+    - drops: the factor is 0 at tokens with a ratio out of bounds; the share of these tokens is
+      measured
     """
 
     name: str
@@ -81,7 +82,7 @@ CORRECTIONS = Table(Correction, "corrections")
 """Every off-policy correction by name."""
 
 
-@CORRECTIONS.enter("every token counts as it is")
+@CORRECTIONS.enter("no correction: every token has weight 1")
 def none(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """Return 1 for every token: no correction."""
     return torch.ones_like(_log_ratio(log_ratio, advantage))
@@ -158,10 +159,10 @@ def ratio_anchor(
     low: float = 0.2,
     high: float = 0.2,
 ) -> Float[Tensor, " T"]:
-    """Apply PPO's clip to `(S / sampler)**alpha * (S / T)**(1 - alpha)`, whose logarithm is given
-    (RLAD, arXiv 2602.22495).
+    """Apply PPO's clip to `(S / sampler)**alpha * (S / T)**(1 - alpha)`; `log_ratio` is its
+    logarithm (RLAD, arXiv 2602.22495).
 
-    With `alpha` 1 it is `ratio_clip`; below 1 the clip keeps the student near the teacher too.
+    With `alpha` 1 it is `ratio_clip`; below 1 the clip also keeps the student near the teacher.
     """
     return ratio_clip(log_ratio, advantage, low, high)
 

@@ -15,9 +15,9 @@ class Head:
     """The last linear map of a language model, cut to the `vocab_size` real tokens.
 
     Rows of `weight` past `vocab_size` are padding of the embedding matrix and never get
-    probability. `operand` is a copy of the other rows in the dtype of the products, None if that is
-    the dtype of `weight`; gradients reach `weight`. Logits are in float32 whatever the products'
-    dtype is.
+    probability. `operand` is a copy of the real rows in the dtype of the products, or None if this
+    is the dtype of `weight`; gradients reach `weight`. Logits are always in float32, for every
+    dtype of the products.
     """
 
     weight: Float[Tensor, "V D"]
@@ -29,12 +29,12 @@ class Head:
 
     @property
     def rows(self) -> Float[Tensor, "v D"]:
-        """The rows of the real tokens as the products take them, without a gradient."""
+        """The rows of the real tokens in the dtype of the products, without a gradient."""
         return self.weight.detach()[: self.vocab_size] if self.operand is None else self.operand
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The address of the weights and the number of rows that count, which identify the head."""
+        """The address of the weights and the number of real rows, which identify the head."""
         return self.weight.data_ptr(), self.vocab_size
 
     def release(self) -> None:
@@ -54,7 +54,7 @@ class Head:
     def has_closed_form_gradient(self) -> bool:
         """True if the head is a bare matrix, so that its gradient has a closed form.
 
-        A matrix of less than float32 must be frozen: its own gradient would be added up in too few
+        A matrix below float32 must be frozen: its own gradient would be accumulated with too few
         digits.
         """
         bare = self.bias is None and self.softcap is None and self.weight.is_leaf
@@ -65,11 +65,11 @@ class Head:
     def backward(
         self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]
     ) -> Float[Tensor, "T D"]:
-        """Turn the gradient of a plain head's logits into that of its hidden states, and add the
-        weights' gradient to theirs.
+        """Backpropagate through a plain head: return the gradient of its hidden states, and add the
+        weights' gradient to `weight.grad`.
         """
-        # In place: the logit gradient is the largest tensor of an update, and its caller is done
-        # with it. Only the real rows of the weight get a gradient, so padding never moves.
+        # In place: the logit gradient is the largest tensor of an update, and the caller no longer
+        # needs it. Only the real rows of the weight get a gradient, so padding never changes.
         gradient = gradient if self.scale == 1.0 else gradient.mul_(self.scale)
         if self.weight.requires_grad:
             if self.weight.grad is None:
@@ -116,7 +116,7 @@ class Head:
 class TableHead:
     """A head for log-probabilities in a table; see `practicum.types.HeadLike`.
 
-    A hidden state is the number of its row in the table.
+    A hidden state is the index of its row in the table.
     """
 
     table: Float[Tensor, "R V"]
@@ -132,7 +132,7 @@ class TableHead:
         return self.table.data_ptr(), len(self.table)
 
     def logprobs(self, hidden: Float[Tensor, "*s 1"]) -> Float[Tensor, "*s v"]:
-        """Return the rows of these hidden states, exactly."""
+        """Return the exact rows of these hidden states."""
         return self.table[hidden[..., 0].long().to(self.table.device)]
 
     def logits(

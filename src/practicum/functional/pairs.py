@@ -1,4 +1,4 @@
-"""Losses of two answers to one prompt, of which one is chosen and the other rejected.
+"""Losses of a chosen and a rejected answer to the same prompt.
 
 Each loss is a function of the difference between a number of the chosen answer and the same number
 of the rejected one. So its gradient is one coefficient for each token's log-probability: the slope
@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 SMALLEST_COMPLEMENT = 1e-6
-"""The smallest probability that the odds leave to other answers, so that they are finite."""
+"""The smallest probability that the odds leave to other answers, so that the odds are finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairLoss:
     """One loss of a pair, with its facts.
 
-    - number: what is compared of the two answers: `log_ratio`, the sum over tokens of
-      log S - log R; `mean_log_ratio`, its mean per token; `mean_logprob`, the mean of log S;
-      `log_odds`, log p / (1 - p) with p the geometric mean of the tokens' probabilities
+    - number: the number of each answer that is compared: `log_ratio`, the sum over tokens of log S
+      - log R; `mean_log_ratio`, its mean per token; `mean_logprob`, the mean of log S; `log_odds`,
+      log p / (1 - p) with p the geometric mean of the tokens' probabilities
     - value, slope: the loss and its derivative, functions of (difference, beta, margin)
     - beta, margin: the defaults of its parameters; None: it has no such parameter
     """
@@ -51,7 +51,7 @@ class PairLoss:
         for name, value, default in (("beta", beta, self.beta), ("margin", margin, self.margin)):
             if value is not None and default is None:
                 raise ValueError(f"pair loss {self.name!r} has no {name}; leave it out")
-        # A loss without them is the logistic one of the difference itself.
+        # A loss without parameters is the logistic loss of the difference itself.
         defaults = (1.0 if self.beta is None else self.beta, self.margin or 0.0)
         return (
             defaults[0] if beta is None else beta,
@@ -87,14 +87,14 @@ PAIR_LOSSES = {
             "2305.18290",
             beta=0.1,
         ),
-        # Means per token are what IPO's authors ran and what TRL computes for `loss_type="ipo"`; the
-        # paper writes the sum.
+        # IPO's authors ran means per token, and TRL computes them for `loss_type="ipo"`; the paper
+        # writes the sum.
         PairLoss(
             "ipo",
             "mean_log_ratio",
             _compute_square,
             _differentiate_square,
-            "`(d - 1 / (2 beta))^2`, d per token: the preference is not pushed without end",
+            "`(d - 1 / (2 beta))^2`, d per token: the preference margin stays bounded",
             "2310.12036",
             beta=0.1,
         ),
@@ -103,7 +103,7 @@ PAIR_LOSSES = {
             "log_ratio",
             _compute_square,
             _differentiate_square,
-            "the same with sums over tokens, as the paper writes it; longer answers weigh more",
+            "the same with sums over tokens, as in the paper; longer answers weigh more",
             "2310.12036",
             beta=0.1,
         ),
@@ -122,7 +122,7 @@ PAIR_LOSSES = {
             "log_odds",
             _compute_logistic,
             _differentiate_logistic,
-            "`-log sigmoid(d)`, beside a term of likelihood for the chosen answer",
+            "`-log sigmoid(d)`, next to a likelihood term for the chosen answer",
             "2403.07691",
         ),
         PairLoss(
@@ -155,7 +155,7 @@ def pair_loss(
 class Answers:
     """The tokens of `count` answers, packed; `rows` has the answer of each token.
 
-    `reference` is needed by the losses of a ratio.
+    `reference` is needed by the losses that compare a ratio.
     """
 
     logprobs: Float[Tensor, " T"]
@@ -171,7 +171,7 @@ class Answers:
 def measure_answers(name: str, answers: Answers) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
     """Return the number of each answer that a loss compares, and its slope in each of its tokens.
 
-    An answer without tokens has the number of the empty sum.
+    For an answer without tokens it is the number of an empty sum.
     """
     number, values = PAIR_LOSSES[name].number, answers.logprobs
     if PAIR_LOSSES[name].needs_reference:
@@ -197,8 +197,8 @@ def pair_coefficients(
 ) -> Float[Tensor, " T"]:
     """Return the derivative of the mean loss of the pairs in each token's log-probability.
 
-    `pairs` has the rows of the chosen and of the rejected answer. The derivative is 0 at tokens of
-    answers in no pair.
+    `pairs` has the rows of the chosen and of the rejected answer. The derivative is 0 at the tokens
+    of unpaired answers.
     """
     loss = PAIR_LOSSES[name]
     if not len(pairs):

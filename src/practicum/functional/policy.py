@@ -1,8 +1,9 @@
-"""Losses of given tokens' log-probabilities, for a service whose clients send the advantages.
+"""Losses of the log-probabilities of given tokens, for a service that receives advantages from
+clients.
 
 Each returns one loss per token. As in the Tinker API, the sum over all tokens is minimised, so that
-a batch sent in parts has the gradient of the whole. `logprobs` are the learner's and carry the
-gradient; everything else is data.
+a batch sent in parts has the same gradient as the whole batch. `logprobs` are the learner's and
+carry the gradient; everything else is data.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +22,8 @@ class PolicyLoss:
     """One loss of given tokens: `function(logprobs, *inputs, **parameters)`, with the inputs' names
     of the Tinker API.
 
-    An input in `filled` may be left out; it then is that number at every token. `whole_text` states
-    that the loss of a token depends on all tokens of its text, so that a text cannot be cut.
+    An input in `filled` may be omitted; it is then this number at every token. `whole_text` states
+    that the loss of a token depends on all tokens of its text, so that a text cannot be split.
     """
 
     name: str
@@ -50,10 +51,10 @@ _GSPO_INPUTS = (*_SAMPLED_INPUTS, "sequence_ratio_mask")
 def cross_entropy(
     logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]
 ) -> Float[Tensor, "*s"]:
-    """Return `-w log S`: maximum likelihood; with K targets a token and a teacher's probabilities
+    """Return `-w log S`: maximum likelihood; with K targets per token and a teacher's probabilities
     as weights, forward KL.
 
-    A client trains on any other loss with minus its gradient as the weights.
+    A client can train on any other loss by sending minus its gradient as the weights.
     """
     return -precise(logprobs) * weights
 
@@ -76,7 +77,7 @@ def ppo(
     clip_low_threshold: float = 0.8,
     clip_high_threshold: float = 1.2,
 ) -> Float[Tensor, "*s"]:
-    """Return `-min(r A, clip(r) A)` for the ratio r (arXiv 1707.06347); its gradient is that of
+    """Return `-min(r A, clip(r) A)` for the ratio r (arXiv 1707.06347), with the gradient of
     `ratio_clip`.
     """
     ratio = _ratio(logprobs, sampling_logprobs)
@@ -101,7 +102,7 @@ def cispo(
     return -clipped * precise(logprobs) * advantages
 
 
-@POLICY_LOSSES.enter(_SAMPLED_INPUTS, "advantage with a quadratic hold", "2405.19107")
+@POLICY_LOSSES.enter(_SAMPLED_INPUTS, "advantage with a quadratic penalty", "2405.19107")
 def dro(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -115,7 +116,7 @@ def dro(
     return -(learner * advantages - 0.5 * beta * (learner - precise(sampling_logprobs)).square())
 
 
-@POLICY_LOSSES.enter(_GSPO_INPUTS, "one clipped ratio a text", "2507.18071", whole_text=True)
+@POLICY_LOSSES.enter(_GSPO_INPUTS, "one clipped ratio per text", "2507.18071", whole_text=True)
 def gspo(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -128,8 +129,8 @@ def gspo(
     equation 13).
 
     s is the geometric mean of `S / sampler` over the tokens that the mask marks, at least one; each
-    token has its value and the gradient of its own log S. The inputs are one whole text. The
-    default bounds are those of the paper's experiments.
+    token has the value of s and the gradient of the token's log S. The inputs are one whole text.
+    The default bounds come from the paper's experiments.
     """
     learner = precise(logprobs)
     detached = learner.detach()

@@ -1,4 +1,4 @@
-"""Several teachers at once: their pools, and how much they contradict each other.
+"""Several teachers at once: pools of their distributions, and measures of their disagreement.
 
 The weighted sum of reverse KLs to several teachers is the reverse KL to their geometric pool, and
 the weighted sum of forward KLs is the forward KL to their arithmetic pool, each up to a constant
@@ -8,8 +8,8 @@ weights w_i / W:
     sum_i w_i KL(S || T_i) = W KL(S || G) + const
     sum_i w_i KL(T_i || S) = W KL(A || S) + const
 
-A geometric pool gives a token that any member holds impossible no probability; an arithmetic pool
-averages.
+A geometric pool gives no probability to a token that any member considers impossible; an arithmetic
+pool averages.
 """
 
 import math
@@ -31,13 +31,13 @@ def member_weights(
     """Return the weight of each member at each position: `weights`, but 0 if the member is too
     uncertain.
 
-    A member whose entropy exceeds `gate` nats is left out there, and the others take over its
-    weight in proportion, so the sum of the weights stays. If every member exceeds it, none is left
-    out.
+    A member with an entropy above `gate` nats is left out at that position, and its weight is
+    distributed over the remaining members in proportion, so the sum of the weights is unchanged. If
+    every member exceeds the gate, none is left out.
     """
     if not logprobs or len(logprobs) != len(weights):
         raise ValueError(
-            f"a pool needs one weight a member,"
+            f"a pool needs one weight per member,"
             f" got {len(weights)} weights for {len(logprobs)} members"
         )
     if min(weights) <= 0 or not all(map(math.isfinite, weights)):
@@ -61,15 +61,15 @@ def geometric(
     sum of reverse KLs.
 
     The weights are exponents and are used as given: with a sum above 1 the pool is sharper than its
-    members, below 1 flatter. A token that is impossible for a counting member is impossible, unless
-    that leaves no token.
+    members, below 1 flatter. A token that is impossible for a member with a positive weight is
+    impossible, unless this excludes every token.
     """
     total = torch.zeros_like(precise(logprobs[0]))
     vetoed = torch.zeros_like(total, dtype=torch.bool)
     for share, member in zip(member_weights(logprobs, weights, gate), logprobs, strict=True):
         total = total + share.unsqueeze(-1) * finite(member)
         vetoed = vetoed | (torch.isneginf(member) & (share > 0).unsqueeze(-1))
-    # If the members exclude every token between them, no veto holds: softmax over nothing is NaN.
+    # If the members together exclude every token, no veto applies: softmax over nothing is NaN.
     vetoed = vetoed & ~vetoed.all(dim=-1, keepdim=True)
     return torch.log_softmax(total.masked_fill(vetoed, -math.inf), dim=-1)
 
@@ -107,7 +107,7 @@ def disagreement(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"
 
 
 def top1_conflict(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"]:
-    """Return the share of pairs of members whose most likely tokens differ."""
+    """Return the share of pairs of members with different most likely tokens."""
     likeliest = [member.argmax(dim=-1) for member in members]
     return _mean_of_pairs(
         likeliest, lambda first, second: (first != second).to(precise(members[0]).dtype)
@@ -120,8 +120,8 @@ def conflict_cosine(
     """Return the mean cosine between the gradients that two members give the student's logits under
     reverse KL.
 
-    At 1 they pull the same way, at -1 they cancel. A member that equals the student gives no
-    gradient: 0.
+    At 1 the gradients point in the same direction, at -1 they cancel. A member that equals the
+    student has no gradient, and its cosine is 0.
     """
     gradients = [reverse_kl_gradient(student, member) for member in members]
     return _mean_of_pairs(

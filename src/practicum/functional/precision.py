@@ -1,5 +1,5 @@
-"""Number formats of the functions here: float32 inside, and impossible tokens as very improbable
-ones.
+"""Number formats of the functions in this package: float32 arithmetic, and very improbable tokens
+instead of impossible ones.
 """
 
 import torch

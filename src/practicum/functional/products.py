@@ -1,4 +1,4 @@
-"""Matrix products of a language model's head, added up in float32 whatever the operands are.
+"""Matrix products of a language model's head, accumulated in float32 for operands of any dtype.
 
 A product of bfloat16 matrices that is also returned in bfloat16 has 8 bits: logits of 20 are off by
 0.06. The products of two bfloat16 numbers are exact in float32, so only their sum is rounded here.
@@ -20,7 +20,9 @@ Older versions of `addmm` want the matrix in the dtype of the operands.
 """
 
 BLOCK_ROWS = 4096
-"""The rows of a bfloat16 matrix that are widened at once where no kernel returns float32."""
+"""The rows of a bfloat16 matrix that are converted to float32 at once where no kernel returns
+float32.
+"""
 
 
 def project(
@@ -47,7 +49,7 @@ def project(
 def project_back(
     gradient: Float[Tensor, "T V"], rows: Float[Tensor, "V D"]
 ) -> Float[Tensor, "T D"]:
-    """Return `gradient @ rows`, in float32 or better; the gradient is rounded as the rows are."""
+    """Return `gradient @ rows`, in float32 or better; the gradient is rounded to the rows' dtype."""
     gradient = gradient.to(rows.dtype)
     if _is_precise(rows):
         return gradient @ rows
@@ -80,14 +82,14 @@ def add_outer(
 
 
 class Projection(torch.autograd.Function):
-    """`project` with a gradient: in the hidden states, and in `weight`, whose copy `rows` are."""
+    """`project` with gradients in the hidden states and in `weight`; `rows` is a copy of `weight`."""
 
     @staticmethod
-    # torch names these parameters, and gives the forward pass those that `apply` gets.
+    # torch names these parameters, and passes the arguments of `apply` to the forward pass.
     def forward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx, hidden: Tensor, weight: Tensor, rows: Tensor
     ) -> Tensor:
-        """Return the product, and keep what its gradient needs."""
+        """Return the product, and save the tensors for its gradient."""
         ctx.save_for_backward(hidden, rows)
         return project(hidden, rows)
 

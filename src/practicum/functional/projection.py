@@ -1,5 +1,5 @@
-"""Carry a distribution over to another vocabulary by a sparse matrix whose rows sum to 1 (X-Token, arXiv
-2605.21699).
+"""Project a distribution onto another vocabulary with a sparse row-stochastic matrix (X-Token,
+arXiv 2605.21699).
 """
 
 import torch
@@ -12,10 +12,10 @@ from practicum.functional.precision import precise
 def decay_weights(
     tokens: Int[Tensor, " N"], places: Int[Tensor, " N"], size: int, decay: float
 ) -> Float[Tensor, " N"]:
-    """Return the part of its token's mass that each entry of a spelling gets: the powers of the
+    """Return the share of its token's mass that each entry of a spelling gets: the powers of the
     decay by place, normalised for each of `size` tokens.
 
-    A decay of 0 gives all of it to the first, which is the one that would be written next.
+    A decay of 0 gives all of the mass to the first entry, the token that would be generated next.
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay must be in [0, 1], got {decay:g}")
@@ -31,10 +31,11 @@ def project(
     weights: Float[Tensor, " N"],
     width: int,
 ) -> Float[Tensor, "*s W"]:
-    """Return probabilities over `width` columns: `shared` tokens keep their place, and those of
-    `tokens` go to `columns` by their weights. A token in neither loses its mass.
+    """Return probabilities over `width` columns: `shared` tokens keep their column, and the mass of
+    `tokens` is distributed over `columns` by `weights`. The mass of a token in neither is lost.
     """
-    # Two copies and no dense matrix: vocabularies have 100,000 tokens, and spellings a few each.
+    # Two index operations and no dense matrix: vocabularies have 100,000 tokens, and each spelling
+    # has only a few.
     probs = precise(logprobs).exp()
     wide = probs.new_zeros(*probs.shape[:-1], width)
     wide = wide.index_copy(-1, shared, probs[..., shared])
@@ -48,12 +49,12 @@ def pair_columns(
     weights: Float[Tensor, " N"],
     least: float,
 ) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
-    """Return tokens and the column of each: shared ones with themselves, then those that give a
-    column at least `least` of their mass. A column is taken once, by the first.
+    """Return tokens and the column of each: shared tokens with themselves, then tokens that give a
+    column at least `least` of their mass. Each column is used once, by its first token.
     """
     token_of = dict(zip(shared.tolist(), shared.tolist(), strict=True))
     strong = weights >= least
-    # Above one half no token has two such columns, but several may want the same one.
+    # Above one half no token has two such columns, but several tokens may have the same column.
     for token, column in zip(tokens[strong].tolist(), columns[strong].tolist(), strict=True):
         token_of.setdefault(column, token)
     pairs = torch.tensor([list(token_of.values()), list(token_of.keys())]).to(shared.device)

@@ -1,4 +1,6 @@
-"""Registered entries of the user's: `register(entry)` makes a name that recipes of this process use."""
+"""Registration of user-defined entries: after `register(entry)`, recipes of this process can use
+its name.
+"""
 
 from practicum.functional.advantages import ADVANTAGES, REWARDS, Advantage, RewardRule
 from practicum.functional.divergence_entry import DIVERGENCES, Divergence
@@ -17,14 +19,14 @@ TABLES: dict[str, tuple[type[AnyEntry], Table]] = {
     "advantage": (Advantage, ADVANTAGES),
     "reward": (RewardRule, REWARDS),
 }
-"""The class of the entries of each kind, and the table that recipes look their names up in."""
+"""The class of the entries of each kind, and the table in which recipes look up their names."""
 
 
 def register(entry: AnyEntry) -> AnyEntry:
     """Enter a divergence, weight, sample weight, correction, advantage or reward rule; return it.
 
-    Recipes of this process then use its name, as those of practicum. An entry that was registered
-    before is replaced. Raise ValueError for anything else, or for a name of practicum's own.
+    Recipes of this process can then use its name like a built-in name. An entry registered earlier
+    under the same name is replaced. Raise ValueError for any other object, or for a built-in name.
 
         register(Divergence("chi", term, None, "", "Pearson's chi-square"))
         practicum.distill(objective={"divergence": "chi"}, ...)
@@ -38,6 +40,6 @@ def register(entry: AnyEntry) -> AnyEntry:
             table.register(entry)
             return entry
     raise ValueError(
-        f"register takes one of {kinds}, not {entry!r:.80}; write for example "
+        f"register takes one of {kinds}, not {entry!r:.80}; for example "
         "register(Divergence('name', term, None, '', 'a summary'))"
     )

@@ -10,9 +10,10 @@ from practicum.functional.table import Number, Table, defaults_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatistics:
-    """Statistics of the completions of one prompt; `kept` marks those that a term trains on.
+    """Statistics of the completions of one prompt; `kept` marks the completions that a term trains
+    on.
 
-    `student_nll` and `teacher_nll` are mean negative log-probabilities a token, so perplexity is
+    `student_nll` and `teacher_nll` are mean negative log-probabilities per token, so perplexity is
     their exponential.
     """
 
@@ -32,8 +33,8 @@ class SampleWeight:
     """One way to weight completions: `function(statistics, **parameters)`, and the facts that
     decide where it can be used.
 
-    - needs: the statistics that it reads besides `kept`; `{model}` in a name stands for the value of
-      the parameter `model`
+    - needs: the statistics that it reads in addition to `kept`; `{model}` in a name is replaced by
+      the value of the parameter `model`
     - by_reward: better completions of a prompt count more
     """
 
@@ -81,9 +82,9 @@ def ppl_softmax(
     """Return weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv
     2604.10688).
 
-    Of the student: in proportion to `PPL**(1 / temperature)`, so that surprising right answers
-    count more. Of the teacher: to `PPL**(-1 / temperature)`, so that it corrects answers that it
-    understands.
+    With the student's perplexity, weights are proportional to `PPL**(1 / temperature)`, so that
+    surprising right answers count more. With the teacher's, they are proportional to `PPL**(-1 /
+    temperature)`, so that it corrects answers that it understands.
     """
     if model not in ("student", "teacher"):
         raise ValueError(f"ppl_softmax: model must be student or teacher, got {model!r}")
@@ -107,8 +108,8 @@ def ppl_softmax(
 
 @SAMPLE_WEIGHTS.enter("a reward above the group's mean", "2606.04036", ("rewards",), by_reward=True)
 def above_mean(statistics: SampleStatistics) -> list[float]:
-    """Return 1 for completions whose reward is above their group's mean, else 0: a positive
-    advantage (SDPG, 2606.04036).
+    """Return 1 for completions with a reward above their group's mean, else 0: a positive advantage
+    (SDPG, 2606.04036).
     """
     rewards = [reward for reward in statistics.rewards if reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else 0.0
@@ -117,8 +118,8 @@ def above_mean(statistics: SampleStatistics) -> list[float]:
 
 @SAMPLE_WEIGHTS.enter("the best of the writer's own", "2407.14622", ("rewards",), by_reward=True)
 def best(statistics: SampleStatistics) -> list[float]:
-    """Return 1 for the kept completion with the highest reward, shared evenly where several have it,
-    else 0: best-of-N (BOND, arXiv 2407.14622).
+    """Return 1 for the kept completion with the highest reward, shared evenly between ties, else 0:
+    best-of-N (BOND, arXiv 2407.14622).
     """
     pairs = zip(statistics.rewards, statistics.kept, strict=True)
     rewards = [reward if is_kept else None for reward, is_kept in pairs]

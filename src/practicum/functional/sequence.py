@@ -20,8 +20,8 @@ def gather_logprobs(logprobs: Float[Tensor, "*s V"], ids: Int[Tensor, "*s"]) -> 
 
 
 def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T"]:
-    """Return the discounted sum of each value and those after it,
-    `sum_{t' >= t} gamma**(t' - t) * v_t'`.
+    """Return the discounted sum of each value and all later values, `sum_{t' >= t} gamma**(t' - t)
+    * v_t'`.
 
     The power is relative to t, as in MiniLLM (arXiv 2306.08543) and unlike the absolute
     `gamma**t'`.
@@ -39,17 +39,17 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
 def turn_returns(
     values: Float[Tensor, " T"], turns: Int[Tensor, " T"], gamma: float
 ) -> Float[Tensor, " T"]:
-    """Return the sum of the values from each token to the end of its turn, and of those of the later
-    turns, `gamma` to the power of their distance in turns.
+    """Return the sum of the values from each token to the end of its turn, plus the values of later
+    turns, weighted by `gamma` to the power of their distance in turns.
 
-    `turns` numbers the turns and never falls.
+    `turns` has the turn number of each token, in non-decreasing order.
     """
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     values = precise(values)
     _, counts = torch.unique_consecutive(turns, return_counts=True)
     bounds = [0, *counts.cumsum(0).tolist()]
-    # Turns are summed one by one: a difference of sums over all of them would lose digits.
+    # Turns are summed one by one: a difference of sums over all turns would lose digits.
     later, returns = values.new_zeros(()), []
     for start, end in reversed(list(pairwise(bounds))):
         turn_sums = reward_to_go(values[start:end], 1.0)
@@ -59,7 +59,7 @@ def turn_returns(
 
 
 def sum_spans(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """Return at each value the sum over its span; a span is a run of equal numbers in `spans`."""
+    """Return the sum over its span at each value; a span is a run of equal numbers in `spans`."""
     places, count = _number_spans(spans)
     return values.new_zeros(count).index_add_(0, places, values)[places]
 
@@ -72,26 +72,27 @@ def share_spans(
 ) -> Float[Tensor, " T"]:
     """Return the part of its span's value that each token gets, so that parts add up to the value.
 
-    Parts are equal, or as log S of the token is to that of the span (DPCA, arXiv 2606.09456); a
-    span that is certain is shared evenly. No share is a gradient: see `sum_spans` for the whole.
+    Parts are equal, or proportional to the token's share of the span's log S (DPCA, arXiv
+    2606.09456). A span with probability 1 is shared evenly. No share is a gradient: see `sum_spans`
+    for the whole value.
     """
     parts = 1.0 / sum_spans(torch.ones_like(values), spans)
     if share == "surprise":
-        # Both branches are finite where they are taken: a certain span divides by 0.
+        # Each branch is finite where it is selected: a span with probability 1 would divide by 0.
         totals = sum_spans(logprobs, spans)
         parts = torch.where(totals == 0, parts, logprobs / totals)
     return values * parts
 
 
 def keep_span_starts(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """Return the values with 0 at all but the first of each span."""
+    """Return the values with all but the first value of each span set to 0."""
     is_start = torch.ones_like(spans, dtype=torch.bool)
     is_start[1:] = spans[1:] != spans[:-1]
     return torch.where(is_start, values, 0.0)
 
 
 def _number_spans(spans: Int[Tensor, " T"]) -> tuple[Int[Tensor, " T"], int]:
-    """Return the number of each value's span, from 0 on, and how many spans there are."""
+    """Return the index of each value's span, starting at 0, and the number of spans."""
     unique, places = torch.unique_consecutive(spans, return_inverse=True)
     return places, len(unique)
 
@@ -114,8 +115,8 @@ def step_returns(
     """Return `sum_j q_{t + jk} - V_{t + (j + 1)k}` with V = 0 after the last token (KETCHUP, arXiv
     2504.19024).
 
-    `logits` q are those of the tokens and `values` V those of the states before them. With k 1 every
-    token's difference counts, with k of the whole length the first logit alone.
+    `logits` q belong to the tokens and `values` V to the states before them. With k = 1 every
+    token's difference counts; if k is the whole length, only the first logit does.
     """
     if k < 1:
         raise ValueError(f"step_returns needs k of 1 or more, got {k}")
@@ -135,9 +136,9 @@ def token_coefficients(
     """Return the coefficient of each token of sequence i, so that `sum(coefficient * loss)` is the
     batch's aggregate.
 
-    `lengths` are the numbers of supervised tokens of all sequences of the batch, wherever they are
-    processed: the sum is then the same for every split into micro-batches. B counts the sequences
-    with at least one supervised token.
+    `lengths` are the numbers of supervised tokens of all sequences of the batch, including
+    sequences processed elsewhere: the sum is then the same for every split into micro-batches. B
+    counts the sequences with at least one supervised token.
 
     - token_mean: `1 / sum(lengths)`
     - seq_mean_token_mean: `1 / (B * length)`

@@ -1,4 +1,4 @@
-"""Distances of sorted probabilities: what vocabularies without a common token can be compared by."""
+"""Distances of sorted probabilities, which also compare vocabularies without a common token."""
 
 import torch
 from jaxtyping import Float
@@ -10,13 +10,14 @@ from practicum.functional.precision import precise
 def sorted_l1(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s W"]
 ) -> Float[Tensor, "*s"]:
-    """Return the L1 distance of probabilities sorted from the largest on, the shorter list filled
-    with zeros (ULD, arXiv 2402.12030).
+    """Return the L1 distance of probabilities in descending order, the shorter list padded with
+    zeros (ULD, arXiv 2402.12030).
 
-    It sees no token's name: it is 0 for any renaming of the teacher's tokens, wrong ones included.
+    It ignores the identity of tokens: it is 0 for any permutation of the teacher's tokens,
+    including wrong ones.
     """
     size = max(student.shape[-1], teacher.shape[-1])
-    # Ranks and not tokens: autograd sends each difference back to the token that holds the rank.
+    # Differences are per rank: autograd sends each difference back to the token at this rank.
     ranked = [
         torch.nn.functional.pad(
             precise(logprobs).exp().sort(dim=-1, descending=True).values,

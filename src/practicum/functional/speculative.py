@@ -1,7 +1,7 @@
 """Speculative sampling: a draft model proposes tokens, the target model accepts some.
 
-The accepted text is distributed as the target's own. Leviathan et al., arXiv 2211.17192; Chen et
-al., arXiv 2302.01318. The draft model is a student, so it comes first.
+The accepted text has the distribution of the target's samples. Leviathan et al., arXiv 2211.17192;
+Chen et al., arXiv 2302.01318. The draft model is a student, so it comes first.
 """
 
 import torch
@@ -24,7 +24,7 @@ def residual(draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"]) -> Flo
     """Return `log(max(p - q, 0) / sum)`, the distribution of the token that replaces a rejected
     one.
 
-    If the two agree, nothing is rejected, and it is the target.
+    If the two models agree, nothing is rejected, and the result is the target.
     """
     excess = (precise(target).exp() - precise(draft).exp()).clamp(min=0.0)
     total = excess.sum(dim=-1, keepdim=True)
@@ -50,8 +50,8 @@ def verify(
     after them.
 
     `draft` and `target` are the two models' distributions before each drafted token; the target
-    also has the one after the last (G1 = G + 1). `uniforms` are from [0, 1). The accepted tokens
-    and the one after them are distributed as the target's own.
+    also has the distribution after the last drafted token (G1 = G + 1). `uniforms` are from [0, 1).
+    The accepted tokens and the next token have the same distribution as samples of the target.
     """
     chances = acceptance(gather_logprobs(draft, drafted), gather_logprobs(target[:-1], drafted))
     accepted = int((uniforms < chances).long().cumprod(dim=0).sum())

@@ -1,8 +1,8 @@
 """The common support of two vocabularies: the tokens that both have, and one bucket for the rest.
 
-A model's own tokens, which the other lacks, are merged into the bucket, so a divergence of two
-folded distributions never exceeds that of any joint refinement (data processing), and a token that
-one side cannot name is compared by its total mass alone.
+Tokens that only one model has are merged into the bucket. So a divergence of two folded
+distributions never exceeds the divergence of any joint refinement (data processing), and tokens
+that only one model has are compared only by their total mass.
 """
 
 import math
@@ -25,10 +25,11 @@ def fold_outside(
     """Return logits or log-probabilities over `size` shared ids and, last, one bucket (W = size +
     1).
 
-    `outside` are the ids below `size` that not both models have: they become -inf. `bucketed` are
-    the columns of `scores` that the bucket adds up. A softmax of folded logits is the folded softmax.
+    `outside` are the ids below `size` that one of the models lacks: they become -inf. `bucketed`
+    are the columns of `scores` that the bucket adds up. A softmax of folded logits is the folded
+    softmax.
     """
-    # Sums run over finite stand-ins, for logsumexp of -inf alone has a NaN gradient.
+    # Sums use finite substitutes for -inf, because logsumexp over only -inf has a NaN gradient.
     merged = scores[..., bucketed]
     bucket = torch.logsumexp(merged.clamp(min=IMPOSSIBLE), dim=-1)
     bucket = bucket.masked_fill((merged <= IMPOSSIBLE).all(dim=-1), -math.inf)
@@ -43,9 +44,9 @@ def fold_outside(
 def floor_buckets(folded: Sequence[Float[Tensor, "*s W"]]) -> list[Float[Tensor, "*s W"]]:
     """Return folded distributions with buckets of at least `log(SMALLEST_TAIL)`.
 
-    This is the floor of the bucket outside of candidates: without it forward KL is infinite where
-    one model has no token of its own and the other gives mass to one. A bucket that is empty in all
-    of them stays empty.
+    This is the same floor as for the bucket outside the candidates: without it forward KL is
+    infinite where exactly one model has an empty bucket. A bucket that is empty in all
+    distributions stays empty.
     """
     buckets = torch.stack([logprobs[..., -1].detach() for logprobs in folded])
     is_empty = torch.isneginf(buckets).all(dim=0)

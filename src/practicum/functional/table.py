@@ -27,9 +27,9 @@ Number = int | float | str
 class Table(dict[str, Entry], Generic[Entry, Facts]):
     """Entries of one kind by name, in the order of their definition.
 
-    A name such as `package.module:entry` is an entry of another package; a name that ends with a
-    module is the `entry` of that module, and a word may be one that a package publishes in the
-    entry points `practicum.<group>`. It is loaded when it is asked for and never stored.
+    A name such as `package.module:entry` is an entry of another package. The name of a module is
+    the `entry` of this module, and a single word may be published by a package in the entry points
+    `practicum.<group>`. Such an entry is loaded at each access and never stored.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         return entered
 
     def register(self, entry: Entry) -> None:
-        """Add an entry of the user's, or replace one of the same name that was added before.
+        """Add a user-defined entry, or replace an entry of the same name that was added before.
 
-        Raise ValueError if the name is no word or belongs to an entry of practicum.
+        Raise ValueError if the name is not a single word or belongs to a built-in entry.
         """
         kind, name = type(entry).__name__, entry.name
         if not name.isidentifier():

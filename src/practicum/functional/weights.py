@@ -18,8 +18,8 @@ class TokenStatistics:
 
     `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
     is true for supervised tokens. `teacher_rank` is the number of tokens that the teacher finds
-    likelier than this one. `special` is true for tokens outside the text, such as the stop token.
-    `turns` numbers the turns of a conversation from 0.
+    more likely than this token. `special` is true for tokens outside the text, such as the stop
+    token. `turns` numbers the turns of a conversation from 0.
     """
 
     loss_mask: Bool[Tensor, " T"] | Float[Tensor, " T"]
@@ -46,8 +46,8 @@ class Weight:
     """One way to weight tokens: `function(statistics, **parameters)`, and the facts that decide
     where it can be used.
 
-    - needs: the statistics that it reads besides the mask; `{model}` in a name stands for the value of
-      the parameter `model`
+    - needs: the statistics that it reads in addition to the mask; `{model}` in a name is replaced
+      by the value of the parameter `model`
     - pointwise: a token's weight depends on that token only, so that it is known without the rest
       of the batch
     - identity: the parameter values at which all tokens have the same weight, if there are any
@@ -143,7 +143,7 @@ def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T
 
 
 @WEIGHTS.enter(
-    "each turn of a conversation less than the one before",
+    "each turn of a conversation less than the previous turn",
     needs=("turns",),
     pointwise=True,
     identity={"decay": 1.0},
@@ -221,30 +221,28 @@ def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 
 @WEIGHTS.enter(
-    "tokens among the teacher's k likeliest",
+    "tokens in the teacher's top k",
     "2510.24021",
     ("teacher_rank",),
     pointwise=True,
     identity={"k": 1 << 40},
 )
 def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
-    """Mark the sampled tokens among the teacher's k likeliest (SelecTKD, arXiv 2510.24021)."""
+    """Mark the sampled tokens in the teacher's top k (SelecTKD, arXiv 2510.24021)."""
     if k < 1:
         raise ValueError(f"accepted: k must be at least 1, got {k}")
     return _mask(statistics) * (_statistic("accepted", statistics, "teacher_rank") < k)
 
 
-@WEIGHTS.enter(
-    "tokens not among the teacher's k likeliest", needs=("teacher_rank",), pointwise=True
-)
+@WEIGHTS.enter("tokens outside the teacher's top k", needs=("teacher_rank",), pointwise=True)
 def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
-    """Mark the sampled tokens that are not among the teacher's k likeliest."""
+    """Mark the sampled tokens outside the teacher's top k."""
     return _mask(statistics) - accepted(statistics, k)
 
 
 @WEIGHTS.enter("tokens of the text, no special tokens", "2603.25562", ("special",), pointwise=True)
 def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """Mark the tokens of the text: if templates differ, scores of special tokens mean nothing
+    """Mark the tokens of the text: if templates differ, scores of special tokens are meaningless
     (Revisiting OPD, arXiv 2603.25562).
     """
     return _mask(statistics) * ~_statistic("not_special", statistics, "special")

@@ -1,10 +1,10 @@
 """The generators of reasoning-gym that evaluate a reply as code, and the grammars of their replies.
 
 The installed package is read to find evaluators. Starting at `score_answer`, the search follows
-each name and each attribute by name alone, so it follows more than can run and never less. Whatever
-is not plain computation on the way counts as evaluating: `eval` and its like, and any import from a
-package that is not listed as harmless. So a new version cannot bring in an evaluator unnoticed: a
-generator that evaluates and has no grammar is refused.
+each name and each attribute only by name, so it covers at least all code that can run. Anything
+found that is not plain computation counts as evaluating: `eval` and similar functions, and any
+import from a package that is not listed as harmless. So a new version cannot add an evaluator
+unnoticed: a generator that evaluates and has no grammar is refused.
 """
 
 import ast
@@ -109,7 +109,7 @@ def find_evaluators(scoring: type) -> set[str]:
             continue
         visited.add(definition)
         module = _read(path)
-        # By name alone: a name may be defined several times, and any of the definitions may run.
+        # Only by name: a name may be defined several times, and any of the definitions may run.
         for node in [*module.functions.get(name, []), *module.constants.get(name, [])]:
             for mentioned in _list_names(node):
                 waiting += _find_definitions(path, mentioned)
@@ -118,7 +118,7 @@ def find_evaluators(scoring: type) -> set[str]:
 
 
 def _find_definitions(module: str, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the places that may define a name: the module, and those that it imports from."""
+    """Yield the places that may define a name: the module, and the modules it imports from."""
     inside = _read(module).inside
     first, last = name.partition(".")[0], name.rpartition(".")[2]
     if first in inside:
@@ -128,7 +128,7 @@ def _find_definitions(module: str, name: str) -> Iterator[tuple[str, str]]:
         yield f"{imported}.{original}", last
     for part in (first, last):
         yield module, part
-        # It may also be a method of an object whose class was imported.
+        # It may also be a method of an imported class.
         for imported, _ in inside.values():
             yield imported, part
 

@@ -93,7 +93,7 @@ def describe_exact(answers: Sequence[str]) -> str | None:
     if lines:
         return (
             f"{_count(lines, answers)} span several lines, and the verifier 'exact' compares a "
-            "reply with all of them; if only the final answer counts, write it alone, or write "
+            "reply with all of them; if only the final answer counts, write only it, or set "
             "verifier: contains"
         )
     return None
@@ -123,7 +123,7 @@ def _find_number_problem(answer: str, verifier: str) -> str | None:
         return None
     return (
         f"answer {excerpt(answer, most=SHOWN)!r} is not one number, which the verifier {verifier!r} "
-        "compares; write the number alone or after ####, or write verifier: math"
+        "compares; write only the number, or write it after ####, or set verifier: math"
     )
 
 
@@ -139,13 +139,13 @@ def _find_math_problem(answer: str, sandbox: Walls) -> str | None:
         return None
     return (
         f"answer {excerpt(answer, most=SHOWN)!r} {problem}, so the verifier 'math' would judge wrongly; "
-        "write the final answer alone as LaTeX, or after ####, or write verifier: exact"
+        "write only the final answer as LaTeX, or write it after ####, or set verifier: exact"
     )
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _equals_number(answer: str, number: str, sandbox: Walls) -> bool:
-    """Return True if a reply of the number alone scores 1 for an answer with a unit."""
+    """Return True if a reply of only the number scores 1 for an answer with a unit."""
     try:
         request = {"answer": answer, "reply": f"\\boxed{{{number}}}"}
         return open_math(sandbox).ask(request, SECONDS) == 1.0

@@ -48,18 +48,18 @@ Grader = Callable[[str, Prompt], float | None]
 _MODULE = "practicum.grading.user_function"
 
 FUNCTIONS = {"tests": program_tests.FUNCTION}
-"""Verifiers by name that read more of a row than its answer; they run like a function of the user's."""
+"""Verifiers by name that read more of a row than its answer; they run like a user's function."""
 
 
 def _read_verifier(raw: Any) -> Any:
-    """Return a verifier as it is; raise ValueError if it is neither a known name nor a function."""
+    """Return a verifier unchanged; raise ValueError unless it is a known name or a function."""
     if callable(raw):
         problem = find_signature_problem(raw)
         if problem is not None:
             raise ValueError(f"{name_object(raw)!r} {problem}")
         return raw
-    # The name of a function within a function, or of a lambda, comes from a run of Python: it is
-    # told from a misspelt name, and refused when it is needed.
+    # A name with "<" belongs to a local function or a lambda of an earlier Python run: it is not a
+    # misspelt name, and is refused only when it is needed.
     if isinstance(raw, str) and (raw in (*VERIFIERS, *FUNCTIONS) or is_external(raw) or "<" in raw):
         return raw
     raise ValueError(
@@ -114,8 +114,8 @@ def open_grader(
         return _open_function(verifier, sandbox, scores, name=verifier)
     raise DataError(
         f"task.verifier: {verifier!r} was a function of a script or notebook, which another "
-        "process cannot import; go on from there with the same function, or move it into a module "
-        "and write package.module:function"
+        "process cannot import; continue from that script with the same function, or move the "
+        "function into a module and set package.module:function"
     )
 
 
@@ -156,7 +156,7 @@ def _open_function(
         canary=Canary({}, 1.0),
         sandbox=sandbox,
         scores=scores,
-        # Not PYTHONPATH alone: a notebook, say, imports from its working folder.
+        # Not only PYTHONPATH: a notebook, for example, imports from its working folder.
         path=[entry or "." for entry in sys.path],
         imports=(function.partition(":")[0],),
         name=name,
@@ -198,7 +198,7 @@ class _Failures:
 
 
 class _CallableVerifier:
-    """A function of this process. Nobody can stop it; after the deadline a warning says so."""
+    """A function of this process. It cannot be stopped; after the deadline a warning says so."""
 
     def __init__(self, function: Function, scores: tuple[float, float]) -> None:
         self._function = function

@@ -65,7 +65,7 @@ class _GrammarTokens:
         return self._kinds[self._next]
 
     def take(self, *kinds: str) -> str:
-        """Return the next token and go on; raise _NoSentence if it is of another kind."""
+        """Consume and return the next token; raise _NoSentence if it is of another kind."""
         if self.kind not in kinds:
             raise _NoSentence
         self._next += 1

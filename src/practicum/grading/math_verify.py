@@ -1,4 +1,4 @@
-"""math-verify in a process of its own: `python -m practicum.grading.math_verify`."""
+"""math-verify in a separate process: `python -m practicum.grading.math_verify`."""
 
 import logging
 import math
@@ -106,7 +106,7 @@ def open_mathematics() -> Mathematics:
 
     # If a reply has no LaTeX, the package evaluates the numbers, signs and brackets in it as
     # Python. Its own pattern selects these characters; the grammar also guards against a later
-    # version whose pattern lets more through.
+    # version with a more permissive pattern.
     parser.parse_expr = evaluate_arithmetic
     return Mathematics(parse, verify)
 

@@ -1,8 +1,8 @@
-"""Run small programs of a model, in a process of their own: `python -m practicum.grading.run_programs`.
+"""Run small programs of a model in a separate process: `python -m practicum.grading.run_programs`.
 
 A line assigns a whole number to a name: `a=3`, `a+=4` or `b=(a-1)*2`. Anything else is refused
-before it runs, so that a program can neither call nor import anything, and the process that runs
-it is walled off besides.
+before it runs, so that a program can neither call nor import anything. In addition, the process
+runs in the sandbox.
 """
 
 import ast
@@ -66,7 +66,7 @@ def _execute(line: str, variables: dict[str, int]) -> str | None:
 
 
 def _find_target(tree: ast.Module) -> str | None:
-    """Return the one name that a line assigns, or None if it does anything else."""
+    """Return the name that a line assigns, or None if the line does anything else."""
     match tree.body:
         case [ast.Assign(targets=[ast.Name(id=name)])] | [ast.AugAssign(target=ast.Name(id=name))]:
             return name

@@ -17,7 +17,7 @@ from practicum.sandbox.worker import VerifierUnavailable, serve
 
 def run() -> None:
     """Serve the names of all generators, or the entries of one generator with their scores."""
-    # A dependency of the package imports matplotlib, which insists on a writable folder of its own.
+    # A dependency of the package imports matplotlib, which requires a writable config folder.
     os.environ["MPLCONFIGDIR"] = os.path.expanduser("~")
     import reasoning_gym
     from reasoning_gym.factory import DATASETS

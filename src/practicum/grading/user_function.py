@@ -1,4 +1,4 @@
-"""A verifier of the user's in a process of its own: `python -m practicum.grading.user_function NAME`."""
+"""A user's verifier in a separate process: `python -m practicum.grading.user_function NAME`."""
 
 import functools
 import inspect
@@ -57,7 +57,7 @@ def compute_score(function: Function, reply: str, prompt: Prompt) -> float:
 
 
 def describe_failure(function: Function, error: BaseException) -> str:
-    """Return an error of the function in one line, with the innermost line of its own file."""
+    """Describe an error of the function in one line, with the innermost line in its file."""
     if isinstance(error, NoNumber):
         return str(error)
     code = inspect.unwrap(function).__code__ if inspect.isfunction(function) else None
@@ -65,7 +65,7 @@ def describe_failure(function: Function, error: BaseException) -> str:
 
 
 def _serve_function(name: str, sandbox: str) -> None:
-    """Answer requests with a reply and a prompt; one without tells whether the function is there."""
+    """Score requests with a reply and a prompt; a request without them checks the function."""
 
     @functools.cache
     def load() -> Function:

@@ -100,4 +100,4 @@ VERIFIERS: dict[str, Callable[[str, str], float]] = {
 """Every verifier by name."""
 
 PACKAGES: dict[str, tuple[str, ...]] = {"math": ("math-verify",)}
-"""The packages whose versions decide the verdicts of a verifier."""
+"""The packages of each verifier; their versions affect its verdicts."""

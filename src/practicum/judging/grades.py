@@ -1,6 +1,6 @@
-"""A judge's question and its words: a template that holds an answer as data, and a strict reader.
+"""Write the question to a judge and parse the reply: a template with quoted data, a strict parser.
 
-The reader takes one whole number of the scale. Everything else has a reason, which is counted.
+The parser accepts one whole number of the scale. Any other reply has a reason, which is counted.
 """
 
 import re
@@ -16,7 +16,7 @@ REASONS: tuple[NoGrade, ...] = get_args(NoGrade)
 NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*", re.ASCII)
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 QUOTED = re.compile(r"^[\s>|*#\"'-]*$")
-"""The beginning of a line that a quoted text repeats on each of its own lines."""
+"""A line prefix, such as "> ", that is repeated on every line of a quoted text."""
 
 MOST_DIGITS = 9
 
@@ -32,10 +32,10 @@ Reply with one whole number from {low} to {high} and nothing else. {low} is wort
 
 
 def fill_template(template: str, fields: Mapping[str, str]) -> str:
-    """Return the template with its fields filled in, each on lines of its own quotation.
+    """Fill in the fields of a template, and keep each text inside its quotation.
 
-    A field's text is never read as a template, and its further lines begin as its first one does,
-    so that no text can end its quotation.
+    The text of a field is never parsed as a template. Each further line of the text gets the prefix
+    of the first line, so that no text can end its quotation.
     """
 
     def fill(match: re.Match[str]) -> str:
@@ -53,7 +53,7 @@ def list_fields(template: str) -> set[str]:
 
 
 def swap_fields(template: str) -> str:
-    """Return the template with question and answer in each other's place."""
+    """Swap the question and the answer in a template."""
     names = {"question": "answer", "answer": "question"}
     lines = template.split("\n")
     blocks = {name: _find_block(lines, name) for name in names}
@@ -71,7 +71,7 @@ def swap_fields(template: str) -> str:
 
 
 def _find_block(lines: list[str], name: str) -> tuple[int, int] | None:
-    """Return the paragraph of a field as a range of lines, None if it does not stand there."""
+    """Return the paragraph that contains a field as a range of lines; None if the field is missing."""
     numbers = [number for number, line in enumerate(lines) if f"{{{name}}}" in line]
     if not numbers:
         return None
@@ -86,10 +86,10 @@ def _find_block(lines: list[str], name: str) -> tuple[int, int] | None:
 
 
 def read_grade(text: str, low: int, high: int, *, is_cut: bool = False) -> int | NoGrade:
-    """Return the one whole number from `low` to `high` in a reply, or why there is none.
+    """Parse a reply that contains one whole number from `low` to `high`; otherwise return a reason.
 
-    The same number twice is one number. In a reply that was cut off, a number at its end may have
-    lost digits.
+    A repeated number counts once. A number at the end of a truncated reply is rejected, because it
+    may be missing digits.
     """
     matches = list(NUMBER.finditer(text))
     words = {match.group().lstrip("+") for match in matches}
@@ -102,16 +102,16 @@ def read_grade(text: str, low: int, high: int, *, is_cut: bool = False) -> int |
     (word,) = words
     if not word.lstrip("-").isdigit():
         return "not_whole"
-    # A number of thousands of digits is data too.
+    # Limit the digits first: the reply is untrusted and may contain thousands of digits.
     if len(word) > MOST_DIGITS or not low <= int(word) <= high:
         return "out_of_scale"
     return int(word)
 
 
 def find_majority(votes: Sequence[int | NoGrade]) -> int | NoGrade:
-    """Return the most frequent grade of at least one vote, or why there is none.
+    """Return the most frequent grade of one or more votes; otherwise return a reason.
 
-    Votes without a grade count only where all are; two grades that are equally frequent are `tied`
+    Votes without a grade count only if no vote has a grade. Two equally frequent grades are `tied`
     (OpenClaw-RL 2603.10165, as released).
     """
     grades = Counter(vote for vote in votes if isinstance(vote, int))

@@ -1,4 +1,4 @@
-"""The common part of the scorers that learn: their model, its optimizer, and its own prompts."""
+"""The base of all learned scorers: their model, its optimizer, and their share of the prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,48 +17,53 @@ from practicum.ports.scoring import Scorer, ScorerContext, ScorerSettings, name_
 from practicum.types import Metrics, Rollout, ScoreRequest
 
 Loss = Callable[[Float[Tensor, " N"]], Tensor]
-"""The loss of a scorer as a function of all numbers that its model predicts."""
+"""The loss of a scorer as a function of all predictions of its model."""
 
 
 class LearnedConfig(ScorerSettings):
-    """The settings of every scorer with a model that learns."""
+    """The settings of every learned scorer."""
 
     model: StudentConfig | None = Field(
         default=None,
-        description="model whose body it starts from, and what of it learns; none: a copy of the "
-        "student as the run begins",
+        description="model to initialize the body from, and its trainable parts; none: a copy of "
+        "the initial student",
     )
     begin: FinishedStage | None = Field(
         default=None,
-        description="stage whose scorer of this name it goes on from, as `{model: {stage: NAME}}`",
+        description="stage to continue training the scorer of the same name from, as `{model: "
+        "{stage: NAME}}`",
     )
-    learning_rate: float = Field(default=1e-5, gt=0, description="of its own AdamW")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="its gradient's largest norm")
+    learning_rate: float = Field(
+        default=1e-5, gt=0, description="learning rate of the scorer's AdamW optimizer"
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="maximum norm of its gradient")
     warmup_steps: int = Field(
         default=0,
         ge=0,
-        description="first steps in which it learns and judges nothing, so that the student learns "
-        "nothing from it",
+        description="first steps in which the scorer learns but returns no judgements, so that the "
+        "student learns nothing from it",
     )
-    updates: int = Field(default=1, ge=1, description="its optimizer steps in a training step")
+    updates: int = Field(
+        default=1, ge=1, description="optimizer steps of the scorer per training step"
+    )
 
     @property
     def loads_scalar(self) -> bool:
-        """True."""
+        """True: every learned scorer loads a scalar model."""
         return True
 
     @property
     def scalar_model(self) -> StudentConfig | None:
-        """The settings of its model."""
+        """The settings of the scorer's model."""
         return self.model
 
     def build_adam_params(self) -> AdamParams:
-        """Return the settings of its optimizer, without weight decay."""
+        """Return the settings of the scorer's optimizer, without weight decay."""
         return AdamParams(self.learning_rate, max_grad_norm=self.max_grad_norm)
 
 
 class LearnedScorer(Scorer):
-    """A scorer with a model of one number a token; `steps` counts the steps that it learned from."""
+    """A scorer with a model of one number per token; `steps` counts the steps that it learned from."""
 
     def __init__(self, config: LearnedConfig, context: ScorerContext) -> None:
         self._updates = config.updates
@@ -74,7 +79,7 @@ class LearnedScorer(Scorer):
 
     @property
     def is_warming_up(self) -> bool:
-        """True while it learns and judges nothing."""
+        """True while the scorer learns but returns no judgements."""
         return self.steps < self._warmup_steps
 
     def predict_ends(self, rollouts: Sequence[Rollout]) -> Float[Tensor, " B"]:
@@ -83,15 +88,16 @@ class LearnedScorer(Scorer):
         return torch.stack([row[-1] for row in numbers]) if rollouts else torch.zeros(0)
 
     def descend(self, texts: Sequence[ScoreRequest], compute_loss: Loss) -> Metrics:
-        """Take the scorer's updates; return the loss before the first and the gradient norm.
+        """Run the scorer's updates; return the loss and gradient norm of the first update.
 
         `skipped` counts the updates with a gradient that was not finite.
         """
         metrics: Metrics = {}
         skipped = 0.0
         for _ in range(self._updates):
-            # Two passes: the slopes of a loss over the whole batch are known before the first
-            # micro-batch, so its cuts change nothing, and no graph is kept across them.
+            # Use two passes. The gradient of the loss with respect to the predictions is computed
+            # over the whole batch before the first micro-batch. The split into micro-batches
+            # therefore does not change the result, and no graph spans several micro-batches.
             numbers = torch.cat(self._model.predict(texts)).requires_grad_()
             loss = compute_loss(numbers)
             (slopes,) = torch.autograd.grad(loss, numbers)
@@ -106,7 +112,7 @@ class LearnedScorer(Scorer):
         return {**self._model.save_state(), "steps": torch.tensor([self.steps])}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `save_state` returned."""
+        """Restore the state that `save_state` returned."""
         if tensors:
             weights = dict(tensors)
             self.steps = int(weights.pop("steps").item())
@@ -120,14 +126,14 @@ def find_state(model: str, name: str) -> Path:
     newest = max(paths, key=lambda path: int(path.parent.name.partition("-")[2]), default=None)
     if newest is None:
         raise ModelError(
-            f"scorers.{name}.begin: {folder} holds no state of a scorer {name!r}; name a stage that "
-            "has this scorer, and learned with it"
+            f"scorers.{name}.begin: {folder} holds no state of a scorer {name!r}; set a stage in "
+            "which this scorer learned"
         )
     return newest
 
 
 def end_text(rollout: Rollout) -> ScoreRequest:
-    """Return the text whose only number is that of the state after the rollout's last token."""
+    """Return a request for a single number, predicted after the rollout's last token."""
     return ScoreRequest((*rollout.prompt_tokens, *rollout.tokens.tolist()), (0,))
 
 

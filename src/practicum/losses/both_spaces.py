@@ -1,4 +1,4 @@
-"""Compare two models in the spaces of both, as DSKDv2 (arXiv 2504.11426) does."""
+"""Compare two models in both of their representation spaces, as in DSKDv2 (arXiv 2504.11426)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,13 +10,15 @@ from practicum.functional.head import Head
 from practicum.types import HeadLike, TeacherSignal
 
 ROWS = 64
-"""Unit vectors through a head at once, to read its weights."""
+"""The number of unit vectors that go through a head at once to read its weights."""
 
 
 def read_both_spaces(
     head: Head, hidden: Float[Tensor, "T D"], signal: TeacherSignal, maps: Projections
 ) -> BothSpaces:
-    """Read the states of student and teacher about the same tokens through each other's heads."""
+    """Compute log-probabilities of student and teacher states at the same tokens through the
+    opposite model's head.
+    """
     states = _require_states(signal)
     assert states is not None and signal.head is not None, "an empty signal has no second space"
     states = states.to(hidden)
@@ -24,7 +26,7 @@ def read_both_spaces(
     with torch.no_grad():
         teacher = _read_all(signal, states, common)
         labels = common[teacher[:, : len(common)].argmax(dim=-1)]
-    # The student's head only reads here: the map learns to write for it, and not the other way.
+    # The student's head is detached here: the map adapts to the head, not the head to the map.
     through_student = head.detached().logprobs(states @ maps.to_student)
     through_teacher = _read_all(signal, hidden @ maps.to_teacher, common)
     return BothSpaces(through_student, through_teacher, teacher, labels)
@@ -32,7 +34,9 @@ def read_both_spaces(
 
 @torch.no_grad()
 def start_projections(head: Head, signal: TeacherSignal) -> Projections | None:
-    """Return the maps that keep the logits of common tokens best; None for a silent teacher."""
+    """Return the maps that best preserve the logits of common tokens; None if the teacher gave no
+    signal.
+    """
     states = _require_states(signal)
     if states is None or signal.head is None:
         return None
@@ -52,17 +56,21 @@ def find_common(signal: TeacherSignal, size: int) -> Int[Tensor, " K"]:
 
 
 def _require_states(signal: TeacherSignal) -> Tensor | None:
-    """Return a teacher's states, None if it is silent; TeacherError if it answers without any."""
+    """Return a teacher's states, None if it gave no signal; TeacherError if its signal has no
+    states.
+    """
     if signal.states is None and not signal.is_empty:
         raise TeacherError(
-            "signal 'dual_space' reads the hidden states of one teacher, and this one answers with "
-            "none of its own; write signal: full, or one teacher of type model, self or translated"
+            "signal 'dual_space' reads the hidden states of one teacher, and this teacher returns "
+            "none; set signal: full, or use one teacher of type model, self or translated"
         )
     return signal.states
 
 
 def _read_all(signal: TeacherSignal, states: Tensor, common: Tensor) -> Tensor:
-    """Return the teacher's head over the tokens that both have, and over its own."""
+    """Return the teacher's log-probabilities of the common tokens, then of the tokens that only it
+    has.
+    """
     assert signal.head is not None, "states come with their head"
     inside = signal.head.logprobs(states).to(states.device)[..., common]
     if signal.own is None:
@@ -73,8 +81,9 @@ def _read_all(signal: TeacherSignal, states: Tensor, common: Tensor) -> Tensor:
 def _read_rows(
     head: HeadLike, width: int, columns: Tensor, device: torch.device
 ) -> Float[Tensor, "K _"]:
-    """Return the weights of some tokens of a head, whatever scale or bias it has."""
-    # A head may be wrapped, reordered or on its way: what it makes of unit vectors is its weights.
+    """Return the weights of some tokens of a head, including its scale and without its bias."""
+    # A head may be wrapped, reordered or still loading: its logits for unit vectors are its
+    # weights.
     bias = head.logits(torch.zeros(1, width, device=device))[:, columns]
     units = torch.eye(width, device=device).split(ROWS)
     return torch.cat([head.logits(part)[:, columns] - bias for part in units]).T

@@ -43,7 +43,7 @@ Distributions = tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]]
 
 @runtime_checkable
 class LossChunk(Protocol):
-    """Some tokens between the two sides of an objective.
+    """The values and the gradient of the loss at some tokens.
 
     `values` go to the token side, which returns one coefficient per token for each term. `fused`
     is True if the gradient is in closed form and False if autograd computes it.
@@ -78,13 +78,13 @@ def build_chunk(
 ) -> LossChunk:
     """Return the chunk, fused if head, teacher and objective allow it.
 
-    `signals` are those of the teacher and of the reference about the tokens of the chunk, and
-    `maps` those between their hidden states, for an objective that reads both spaces.
+    `signals` are the teacher's and the reference's signals about the tokens of the chunk. `maps`
+    are the maps between hidden states, for an objective that reads both spaces.
     """
     teacher = signals[0]
     has_distribution = _can_read_distributions(teacher, hidden.device)
     # A teacher without hidden states gave log-probabilities of the sampled tokens, or nothing:
-    # the terms that need no more have a closed form too.
+    # terms that only need log-probabilities have a closed form too.
     readable = has_distribution or (teacher.pool is None and teacher.hidden is None)
     if head.has_closed_form_gradient and readable and objective.fuses(has_distribution):
         if has_kernel(head, hidden, teacher, objective, tiles):
@@ -94,7 +94,7 @@ def build_chunk(
 
 
 class Autograd:
-    """The chunk whose gradient autograd computes; see `LossChunk`."""
+    """A chunk with a gradient computed by autograd; see `LossChunk`."""
 
     fused = False
 
@@ -147,7 +147,7 @@ class Autograd:
 
 
 class Fused:
-    """The chunk whose gradient is computed in closed form; see `LossChunk`."""
+    """A chunk with a gradient computed in closed form; see `LossChunk`."""
 
     fused = True
 
@@ -173,8 +173,9 @@ class Fused:
         self._unknown = None if teacher.unknown is None else teacher.unknown.to(hidden.device)
         logits = self._compute_logits(head, self._hidden)
         self._probs = torch.softmax(logits, dim=-1, out=self._take("student_probs"))
-        # The tile of the logits is free after these two: it serves the teacher and the gradient. A
-        # prepacked head makes a matrix of its own, which must not wait beside the teacher's.
+        # The tile of the logits is free after these two lines: it is reused for the teacher and the
+        # gradient. A prepacked head allocates a new matrix, which must be freed before the
+        # teacher's is allocated.
         student = torch.log_softmax(logits, dim=-1, out=self._take("student"))
         del logits
         if teacher.hidden is not None or teacher.pool is not None:
@@ -184,7 +185,8 @@ class Fused:
             *(self._differentiate(number, form) for number, form in enumerate(objective.closed)),
             strict=True,
         )
-        # Of its own: a pair's slopes may be over other tokens than the student's.
+        # Computed separately: a pair's slopes may be over a different set of tokens than the
+        # student's.
         self._entropy_slope = self._compute_entropy_slope(student)
         self.values = self._collect_values(student, teacher, divergences)
 
@@ -206,7 +208,7 @@ class Fused:
         return self._tiles.take(name, self._shape, self._hidden)
 
     def _take_for_pair(self, name: str) -> Tensor:
-        """Return a tile as wide as the pair, which is one wider if vocabularies differ."""
+        """Return a tile as wide as the pair, which has one more column if vocabularies differ."""
         assert self._pair is not None, "the pair is read before its tiles are taken"
         rows, columns = self._pair.student.shape
         return self._tiles.take(name, (rows, columns), self._hidden)
@@ -230,14 +232,14 @@ class Fused:
             assert teacher.head is not None and states is not None
             logits = self._compute_logits(teacher.head, states)
             torch.log_softmax(logits, dim=-1, out=logprobs)
-            # Now: the tile of the logits serves the probabilities next.
+            # Compute this now: the tile of the logits is reused for the probabilities next.
             self._level = measure_level(logits, logprobs) if self._objective.needs_logits else None
         else:
             pooled = read_tokens(teacher, slice(0, self._shape[0])).full
             assert pooled is not None, "the members give whole distributions"
             logits = self._take("logits")
             logprobs.copy_(pooled)
-        # Without a look at whether any token is impossible: the program would wait for the answer.
+        # Do not check whether any token is impossible: the program would wait for the device.
         logprobs.clamp_(min=IMPOSSIBLE)
         return DistributionPair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
 
@@ -307,7 +309,7 @@ class Fused:
     def _compute_reverse_kl(
         self, pair: DistributionPair, divergences: Sequence[Tensor | None]
     ) -> Tensor:
-        """Return reverse KL to the teacher, from a term that has it or else computed."""
+        """Return reverse KL to the teacher, from a term that has it; otherwise compute it."""
         for side, divergence in zip(self._objective.logits, divergences, strict=True):
             if side.measures_teacher and divergence is not None:
                 return divergence
@@ -315,11 +317,11 @@ class Fused:
         return torch.sub(pair.student, scratch, out=scratch).mul_(pair.student_probs).sum(dim=-1)
 
     def _compute_logit_gradient(self, coefficients: Sequence[Tensor]) -> Tensor:
-        """Return the gradient in the logits, written over the first slope."""
-        # If g is the gradient in the log-probabilities, the gradient in the logits is
-        # g - softmax * sum(g). Every term adds to the same g: its coefficient times its slope, or
-        # its coefficient at the sampled token. So one [T, V] buffer and one correction serve all
-        # terms. A slope may be off by a multiple of the softmax: the correction removes it.
+        """Compute the gradient in the logits; it overwrites the first slope."""
+        # If g is the gradient in the log-probabilities, the gradient in the logits is g - softmax *
+        # sum(g). Every term adds to the same g: its coefficient times its slope, or its coefficient
+        # at the sampled token. So all terms share one [T, V] buffer and one correction. A slope may
+        # be off by a multiple of the softmax: the correction removes it.
         total: Tensor | None = None
         sampled, alone = torch.zeros_like(coefficients[0]), torch.zeros_like(coefficients[0])
         for side, coefficient, slope in zip(
@@ -333,7 +335,7 @@ class Fused:
                 total = slope.mul_(coefficient[:, None])
             else:
                 total.addcmul_(slope, coefficient[:, None])
-        # Without a slope there is no tile to write over, so the free one of the logits is used.
+        # Without a slope there is no tile to overwrite, so the free tile of the logits is used.
         total = self._take("logits").zero_() if total is None else self._unfold(total)
         if self._entropy_slope is not None:
             total.addcmul_(self._entropy_slope, alone[:, None])

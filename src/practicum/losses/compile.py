@@ -1,6 +1,6 @@
-"""Compile an objective: make every choice of its terms once, before an update.
+"""Compile an objective: resolve every choice of its terms once, before an update.
 
-What follows calls functions and asks no term what it is. Each term has a logit side
+Later code calls functions and never inspects the type of a term. Each term has a logit side
 (`practicum.losses.vocabulary_axis`), a token side (`practicum.losses.token_axis`), and a closed
 form if its gradient in the logits has one.
 """
@@ -18,7 +18,9 @@ from practicum.losses.vocabulary_axis import LogitSide, compile_logit_side
 from practicum.objective.spec import Objective, Term
 
 Slope = Callable[[DistributionPair, Tensor, Room], Tensor]
-"""Writes the derivative in log S into a matrix and returns the value; `Divergence.slope` says more."""
+"""A function that writes the derivative in log S into a matrix and returns the value; see
+`Divergence.slope`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,10 @@ class CompiledObjective:
 
 
 def compile_objective(objective: Objective) -> CompiledObjective:
-    """Return the objective with every choice made."""
+    """Return the objective with every choice resolved."""
     terms = objective.losses
     closed = [compile_closed_form(term) for term in terms]
-    # All or none: the terms of a chunk share one gradient in the logits.
+    # Either all terms or none: the terms of a chunk share one gradient in the logits.
     usable = tuple(form for form in closed if form is not None)
     return CompiledObjective(
         logits=tuple(map(compile_logit_side, terms)),

@@ -17,8 +17,8 @@ from practicum.types import AUTHORS
 class CompletionWeights:
     """The filter and the sample weight of a term.
 
-    `statistics` are the numbers of tokens that the sample weight needs, `key` names the weights
-    among the numbers that a batch keeps of its rows.
+    `statistics` are the per-token statistics that the sample weight needs. `key` names the weights
+    in the batch's cache of row values.
     """
 
     name: str
@@ -30,12 +30,12 @@ class CompletionWeights:
 
     @property
     def key(self) -> Hashable:
-        """Return the name of the weights, by everything that decides them."""
+        """Return the name of the weights, built from all settings that affect them."""
         arguments = tuple(self.arguments.items())
         return "completion weight", self.name, arguments, self.filter, self.source, self.scorer
 
     def select_tokens(self, batch: TokenBatch) -> Bool[Tensor, " T"]:
-        """Return True at the tokens that the term's source wrote."""
+        """Return True at the tokens written by the term's source."""
         if self.source == "all":
             return torch.ones_like(batch.authors, dtype=torch.bool)
         return batch.authors == AUTHORS.index(self.source)
@@ -103,8 +103,8 @@ def compile_completion_weights(term: Term) -> CompletionWeights:
 def select_rows(outcome: str, scorer: str, batch: TokenBatch) -> list[bool]:
     """Return True for the rows that a filter by outcome selects.
 
-    A group is solved by the student's own completions; those of others count only if the student
-    wrote none.
+    A group is solved if one of the student's completions is right; completions of other writers
+    count only if the student wrote none.
     """
     right = [None if reward is None else reward >= 1.0 for reward in batch.read_rewards(scorer)]
     solved_first: dict[int, bool] = {}

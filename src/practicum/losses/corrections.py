@@ -27,17 +27,18 @@ class TokenCorrection:
         if self.entry.of == "anchor" and values.teacher_logprobs is not None:
             alpha = float(self.arguments["alpha"])
             anchor = values.logprobs - values.teacher_logprobs
-            # NaN where the teacher says nothing: it must not reach later tokens through a product.
+            # NaN where the teacher gives no signal: it must not reach later tokens through a
+            # product.
             anchor = torch.where(anchor.isnan() & ~values.is_scored, log_ratio, anchor)
             return alpha * log_ratio + (1.0 - alpha) * anchor
         return values.logprobs if self.entry.of == "probability" else log_ratio
 
     def correct(self, log_ratio: Tensor, advantage: Tensor) -> Float[Tensor, " T"]:
-        """Return the factor of each token by itself."""
+        """Return the factor of each token separately."""
         return self.entry.function(log_ratio, advantage, **self.arguments)
 
     def correct_returns(self, log_ratio: Tensor, returns: Tensor) -> Float[Tensor, " T"]:
-        """Return the factor of each token's return; 1 if the returns have the ratios in them."""
+        """Return the factor of each token's return; 1 if the returns already contain the ratios."""
         if self.entry.cumulative:
             return torch.ones_like(returns)
         return self.correct(log_ratio, returns)

@@ -1,4 +1,4 @@
-"""Collect what an update reports: means over its tokens, and a few numbers at every token."""
+"""Collect the report of an update: means over its tokens, and a few numbers at every token."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -19,7 +19,7 @@ from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TeacherSignal, TokenRecord
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16
-"""The comparison takes one token in 16, or more, so that at least 64 tokens are compared."""
+"""One token in 16 is compared, or more, so that at least 64 tokens are compared."""
 
 COLUMNS = tuple(field.name for field in fields(TokenRecord))
 """The numbers that are recorded at every token."""
@@ -30,8 +30,8 @@ class UpdateStatistics:
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self.tokens = tokens
-        # Everything stays on the device until the end: a number that is read after each chunk makes
-        # the program wait for the device, thousands of times an update.
+        # Everything stays on the device until the end: reading a number after each chunk makes the
+        # program wait for the device, thousands of times per update.
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         self._losses: dict[str, Tensor] = {}
@@ -40,7 +40,7 @@ class UpdateStatistics:
         self._broken = torch.zeros(tokens, dtype=torch.bool, device=device)
 
     def add(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """Add the values of a measure at some tokens, or at those in the mask."""
+        """Add the values of a measure at some tokens, or only at the masked tokens."""
         mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
         total = torch.where(mask, values, 0).double().sum()
         count = mask.sum()
@@ -61,7 +61,7 @@ class UpdateStatistics:
     def add_loss_share(
         self, teacher: str, values: Sequence[TermValues], coefficients: Sequence[Tensor]
     ) -> None:
-        """Add the absolute loss of some tokens to that of their teacher, if it has a name.
+        """Add the absolute loss of some tokens to the total of their teacher, if it has a name.
 
         The loss of a sampled token is its coefficient.
         """
@@ -100,7 +100,7 @@ class UpdateStatistics:
         values: Sequence[TermValues],
         coefficients: Sequence[Tensor],
     ) -> None:
-        """Record the part of some tokens in the loss, once their coefficients are known."""
+        """Record the loss contributions of some tokens, once their coefficients are known."""
         self.record_broken(index, values, coefficients)
         self.record_tokens(index, values[0], coefficients)
         self.add_loss_share(teacher, values, coefficients)
@@ -108,16 +108,18 @@ class UpdateStatistics:
     def record_broken(
         self, index: Tensor, values: Sequence[TermValues], coefficients: Sequence[Tensor]
     ) -> None:
-        """Record at which of some tokens the loss is not finite."""
+        """Record the tokens at which the loss is not finite."""
         pairs = zip(coefficients, values, strict=True)
         losses = [factor * term_values.loss_value for factor, term_values in pairs]
         self._broken[index] |= ~torch.stack(losses).isfinite().all(dim=0)
 
     def merge(self, parts: "Sequence[UpdateStatistics]") -> None:
-        """Replace the statistics by those of several processes, each with some of the tokens."""
+        """Replace the statistics by the merged statistics of several processes, each with some of
+        the tokens.
+        """
         if len(parts) == 1:
             return
-        # In the order of the processes, whichever came first: sums of floats depend on it.
+        # In the order of the processes, not of arrival: sums of floats depend on it.
         totals = [(part._sums, part._counts, part._losses) for part in parts]
         self._sums, self._counts, self._losses = map(_add_up, zip(*totals, strict=True))
         for part in parts:
@@ -141,10 +143,10 @@ class UpdateStatistics:
     ) -> ForwardResult:
         """Return the report of the update by rollout; numbers are NaN at tokens without a loss.
 
-        `teacher_data` are the `rollout_data` with each sum of teachers split into one datum a
-        teacher. The numbers of the first teacher stand for all of them. A rollout counts the
-        supervised tokens of the teacher that supervises most of them. If a loss was not finite, no
-        token is supervised.
+        `teacher_data` are the `rollout_data` with each sum of teachers split into one datum per
+        teacher. The numbers of the first teacher are reported. A rollout counts the supervised
+        tokens of the teacher that supervises most of them. If a loss was not finite, no token is
+        supervised.
         """
         outputs: dict[int, Tensor] = {}
         supervised: dict[int, int] = {}
@@ -186,7 +188,7 @@ def compare(records: UpdateStatistics, chunk: LossChunk, part: Part, piece: slic
         return
     tokens = part.tokens.tokens[piece][positions]
     if _has_outside(part.signal):
-        # The last entry of both is the mass on the tokens that the other model does not have.
+        # The last entry of each distribution is the mass on the tokens that only this model has.
         for name, logprobs in zip(("student", "teacher"), pair, strict=True):
             mass = logprobs[:, -1].exp()
             is_floor = mass < 1.01 * SMALLEST_TAIL
@@ -213,7 +215,7 @@ def measure_dropped(
     values: Sequence[TermValues],
     batch: TokenBatch,
 ) -> None:
-    """Record the share of tokens that a term's correction takes out, such as PPO's clip."""
+    """Record the share of tokens that a term's correction drops, such as PPO's clip."""
     for number, side in enumerate(objective.tokens):
         if side.correction.entry.drops:
             dropped, trained = side.find_dropped(values[number], batch)
@@ -229,10 +231,10 @@ def measure_batch(
     indices: Sequence[Tensor],
     batch: TokenBatch,
 ) -> None:
-    """Record what needs the whole batch, from the values of its parts at `indices`.
+    """Record the measures that need the whole batch, from the values of its parts at `indices`.
 
-    These are the share of clipped tokens and, for terms of pairs, the mean loss, the share of pairs
-    in which the chosen completion is ahead, and the share of completions in no pair.
+    The measures are the share of clipped tokens and, for terms of pairs, the mean loss, the share
+    of pairs in which the chosen completion is ahead, and the share of completions in no pair.
     """
     values = merge_parts(values_by_part, indices)
     measure_dropped(records, objective, values, batch)
@@ -257,7 +259,7 @@ def _add_up(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _read(numbers: dict[str, Tensor]) -> dict[str, float]:
-    """Return the numbers from their device, in one transfer."""
+    """Copy the numbers from their device, in one transfer."""
     values = torch.stack(list(numbers.values())).tolist() if numbers else []
     return dict(zip(numbers, values, strict=True))
 
@@ -269,7 +271,7 @@ def _has_distribution(signal: TeacherSignal) -> bool:
 
 
 def _has_outside(signal: TeacherSignal) -> bool:
-    """Return True if the teacher, or one of several, has another vocabulary than the student."""
+    """Return True if the teacher, or one of several, has a different vocabulary than the student."""
     members = (signal,) if signal.pool is None else signal.pool.members
     return any(member.outside is not None for member in members)
 
@@ -281,11 +283,12 @@ def measure(
     signal: TeacherSignal,
     objective: CompiledObjective,
 ) -> None:
-    """Record what every step reports, but for the loss of pairs.
+    """Record the measures that every step reports, except the loss of pairs.
 
-    These are the values of the terms, the divergence to the teacher, the entropies, the sampler
-    mismatch, and the share of tokens that the teacher does not have. `reverse_kl_estimated` is 1 if
-    the divergence is the mean log-ratio of sampled tokens somewhere, and absent if it is exact.
+    The measures are the values of the terms, the divergence to the teacher, the entropies, the
+    sampler mismatch, and the share of tokens that the teacher does not have. `reverse_kl_estimated`
+    is 1 if the divergence is the mean log-ratio of sampled tokens somewhere, and absent if it is
+    exact.
     """
     first, teacher = values[0], signal.name
     unknown = signal.unknown_tokens

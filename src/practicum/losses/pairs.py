@@ -1,4 +1,4 @@
-"""Pair the completions of each prompt, and compute one coefficient a token from the pairs."""
+"""Pair the completions of each prompt, and compute one coefficient per token from the pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PREFERRED = ("dataset", "teacher")
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The pairs of a batch as rows (chosen, rejected), and the rows that are in none."""
+    """The pairs of a batch as rows (chosen, rejected), and the unpaired rows."""
 
     rows: Int[Tensor, "P 2"]
     unpaired: Bool[Tensor, " R"]
@@ -36,7 +36,7 @@ class PairSide:
     def find_pairs(self, values: TermValues, batch: TokenBatch) -> Pairs:
         """Return all pairs of a chosen and a rejected completion of the same prompt.
 
-        A completion about which the term's model says nothing is in no pair.
+        A completion without a signal of the term's model is in no pair.
         """
         count = len(batch.groups)
         scored = torch.bincount(batch.rows[values.is_scored], minlength=count).tolist()
@@ -49,7 +49,7 @@ class PairSide:
             if _is_above(ranks[chosen], ranks[rejected]) and scored[chosen] and scored[rejected]
         ]
         paired = {row for pair in pairs for row in pair}
-        # A rollout with several teachers has several rows, of which the first one stands for it.
+        # A rollout with several teachers has several rows; it is counted by its first row.
         firsts = [row for row in range(count) if batch.first[row] == row]
         unpaired = torch.tensor([row not in paired for row in firsts], dtype=torch.bool)
         rows = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
@@ -81,7 +81,7 @@ class PairSide:
         """Return the log-probabilities of student and reference, 0 at tokens without a signal."""
         logprobs, reference = values.logprobs, values.teacher_logprobs
         if reference is None and self.needs_signal:
-            # No completion was answered, so there is no pair.
+            # No completion has a signal, so there is no pair.
             reference = torch.zeros_like(logprobs)
         unscored = ~values.is_scored
         return F.Answers(

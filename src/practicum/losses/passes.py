@@ -34,7 +34,7 @@ class Part:
         )
 
     def release(self, keep: frozenset[tuple[int, ...]]) -> None:
-        """Release every head whose key is not in `keep`."""
+        """Release every head with a key that is not in `keep`."""
         for head in (*self.signal.heads, *self.reference.heads):
             if head.key not in keep:
                 head.release()
@@ -79,7 +79,8 @@ def collect_head_keys(datums: Sequence[Datum], rows: Sequence[int]) -> frozenset
 
 
 def split_pools(datums: Sequence[Datum]) -> list[Datum]:
-    """Return the data with each sum of teachers split: one datum a teacher, weighted by its share.
+    """Return the data with each sum of teachers split: one datum per teacher, weighted by its
+    share.
 
     The teachers are then processed one by one, so that two heads are never in memory at once.
     """
@@ -104,8 +105,9 @@ def _gather(datums: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part
 
 
 def find_tokens(token_rows: Int[Tensor, " T"], rows: Sequence[int]) -> Int[Tensor, " t"]:
-    """Return the places of some rows' tokens, row by row; `token_rows` has each token's row."""
-    # A row's tokens are neighbours, so each is found by two searches, not by a look at all tokens.
+    """Return the indices of some rows' tokens, row by row; `token_rows` has each token's row."""
+    # A row's tokens are consecutive, so each row is found by two searches instead of a scan of all
+    # tokens.
     sought = torch.tensor(rows, device=token_rows.device)
     first = torch.searchsorted(token_rows, sought).tolist()
     last = torch.searchsorted(token_rows, sought, right=True).tolist()
@@ -113,15 +115,15 @@ def find_tokens(token_rows: Int[Tensor, " T"], rows: Sequence[int]) -> Int[Tenso
 
 
 def pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
-    """Return signals of the same kind as one, at the supervised tokens of their rollouts."""
+    """Pack signals of the same kind into one, at the supervised tokens of their rollouts."""
 
     def select(signal: TeacherSignal, mask: Tensor) -> TeacherSignal:
-        # By number: a mask on the device would make the program wait until it is counted there.
+        # By index: with a mask, the program would wait until the device has counted it.
         return signal.fetch() if mask.all() else signal[mask.nonzero()[:, 0]]
 
     pairs = zip(signals, rollouts, strict=True)
     supervised = [select(signal, rollout.loss_mask) for signal, rollout in pairs]
-    # The batch numbers the spans.
+    # The spans are numbered in the batch.
     return TeacherSignal.join([replace(signal, span_starts=None) for signal in supervised])
 
 
@@ -155,7 +157,7 @@ def group_rows_into_passes(
 def build_score_requests(rollouts: Sequence[Rollout], *, reuse: bool = False) -> list[ScoreRequest]:
     """Return the text of each rollout as a request to a model.
 
-    With `reuse`, the student that wrote them need not compute again what it kept of them.
+    With `reuse`, the student that wrote them can reuse the states that it kept.
     """
     return [
         ScoreRequest(
@@ -168,9 +170,9 @@ def build_score_requests(rollouts: Sequence[Rollout], *, reuse: bool = False) ->
 
 
 def _read_kind(signal: TeacherSignal) -> tuple[object, ...]:
-    """Return what signals must share to be packed.
+    """Return the key that signals must share to be packed.
 
-    This is the teacher, its head, the forms of the signal and the number of candidates.
+    It consists of the teacher, its head, the forms of the signal and the number of candidates.
     """
     head = None if signal.head is None else signal.head.key
     candidates = None if signal.topk_ids is None else signal.topk_ids.shape[-1]

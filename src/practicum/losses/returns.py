@@ -14,8 +14,10 @@ from practicum.objective.estimator_call import EstimatorCall
 from practicum.objective.spec import Term
 
 Returns = Callable[[TermValues, TokenBatch, Tensor], Tensor]
-"""Returns one number a token. The last argument has the ratios of the term's cumulative correction up
-to each token, 1 without one: they weight the whole return, baselines and rewards included."""
+"""A function that returns one number per token. The last argument has the ratios of the term's
+cumulative correction up to each token, or 1 without a correction: they weight the whole return,
+baselines and rewards included.
+"""
 
 
 def compile_returns(term: Term) -> Returns:
@@ -28,7 +30,8 @@ def compile_returns(term: Term) -> Returns:
     complete = _add_reward(term, by_teacher) if term.has_reward else by_teacher
 
     def compute(values: TermValues, batch: TokenBatch, ratio: Tensor) -> Tensor:
-        # Only the signal knows whether it has one, and it may depend on the log-probabilities.
+        # Only the signal knows whether it has a fixed advantage, which may depend on the
+        # log-probabilities.
         fixed = signal.compute_fixed_advantage(values.logprobs)
         return complete(values, batch, ratio) if fixed is None else ratio * fixed
 
@@ -39,7 +42,7 @@ def _compile_teacher_returns(term: Term) -> Returns:
     """Return the function of the teacher's returns: advantages times ratios, minus a baseline."""
     gradient = term.gradient
     compute_advantages = _compile_steps(term) if term.signal.step else _compile_advantages(term)
-    # Looked up here and not at each token: a name that is not in the table fails before the update.
+    # Looked up here and not at each token, so that an unknown name fails before the update.
     subtract = BASELINES[gradient.subtracts]
     carries = term.signal.answers_for_ends
 
@@ -133,8 +136,8 @@ def _subtract_group_mean(
     returns: Tensor, values: TermValues, batch: TokenBatch, ratio: Tensor
 ) -> Tensor:
     """Return the returns minus the mean return of the prompt's other completions."""
-    # The baseline is subtracted from the return and not from each advantage. In a sum over
-    # later tokens it would remove their mean, which is what a return says beyond this token.
+    # The baseline is subtracted from the return and not from each advantage. In a sum over later
+    # tokens it would remove their mean, which is the information in a return beyond this token.
     return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
 
 
@@ -149,7 +152,7 @@ BASELINES = {
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
     """Return for each token the mean return of the *other* scored completions of its prompt.
 
-    It is 0 if there are none.
+    It is 0 without other scored completions.
     """
     count = len(batch.groups)
     sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)

@@ -1,7 +1,8 @@
 """One chunk of reverse KL to a teacher, by a kernel that reads each row of logits in a core's caches.
 
-`closed_form.Fused` is its law and takes its place without a kernel. Its matrices of log-probabilities, probabilities and slopes
-do not exist here: the kernel computes them again from the logits where it needs them, and exponentials are cheaper than memory.
+`closed_form.Fused` is the reference implementation and is used without a kernel. Its matrices of
+log-probabilities, probabilities and slopes do not exist here: the kernel recomputes them from the
+logits where it needs them, because exponentials are cheaper than memory traffic.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from practicum.losses.vocabulary_axis import forget_unknown, mark_scored
 from practicum.types import TeacherSignal
 
 MIN_COLUMNS = 4096
-"""Rows of a smaller vocabulary are in the caches anyway."""
+"""The smallest vocabulary for the kernel: smaller rows fit in the caches anyway."""
 
 
 def has_kernel(
@@ -46,7 +47,7 @@ def has_kernel(
 
 
 class KernelReverseKL:
-    """The chunk whose values and gradient the kernel computes; see `closed_form.LossChunk`."""
+    """A chunk with values and gradient computed by the kernel; see `closed_form.LossChunk`."""
 
     fused = True
 

@@ -16,10 +16,10 @@ UNCHANGED = "none"
 
 @dataclass(frozen=True, slots=True)
 class RewardComparison:
-    """A rule that makes advantages of the rewards of a scorer, and the completions to compare.
+    """A rule that turns the rewards of a scorer into advantages, and the completions to compare.
 
-    `source` limits the comparison to the completions of a writer, and `unit` says what has a
-    reward: a rollout, a turn of it, or the whole episode.
+    `source` limits the comparison to the completions of a writer, and `unit` is the unit of a
+    reward: a rollout, a turn, or the whole episode.
     """
 
     advantage: str
@@ -30,7 +30,8 @@ class RewardComparison:
     def compute(self, batch: TokenBatch) -> Float[Tensor, " T"]:
         """Return the advantage of each token's completion in its prompt's group; 0 without a reward.
 
-        A scorer's numbers of single tokens are taken as they are if the completion's would be, too.
+        A scorer's per-token numbers are used unchanged if the completion's reward would be used
+        unchanged, too.
         """
         key = self.unit, self.advantage, self.scorer, self.source
         if self.unit == "turn":
@@ -45,9 +46,10 @@ class RewardComparison:
         return batch.spread(key, lambda: self._compare(batch, batch.read_rewards(self.scorer)))
 
     def _compare(self, batch: TokenBatch, row_rewards: Sequence[float | None]) -> list[float]:
-        """Return the advantage of each row among those of the source; 0 for all others.
+        """Return the advantage of each row among the rows of the source; 0 for rows of other
+        sources.
 
-        An anchored advantage compares with the reference's rows, and is 0 where there are none.
+        An anchored advantage compares with the reference's rows, and is 0 without reference rows.
         """
         entry = ADVANTAGES[self.advantage]
         by_row = [0.0] * len(batch.groups)
@@ -71,8 +73,8 @@ class RewardComparison:
     def _compare_turns(self, batch: TokenBatch) -> list[list[float]]:
         """Return the advantage of each turn of each row among the same turns of its group's rows.
 
-        The return of a turn adds up the rewards from it on, so that no turn answers for what came
-        before it. Rows that ended earlier have no such turn and are not compared.
+        The return of a turn adds up the rewards from this turn on, so that no turn is credited with
+        earlier rewards. Rows that ended earlier have no such turn and are not compared.
         """
         returns = self._list_returns(batch)
         by_row = [[0.0] * len(rewards) for rewards in batch.turn_rewards]
@@ -96,8 +98,8 @@ class RewardComparison:
         return [by_row[row] for row in batch.first]
 
     def _add_up_episodes(self, batch: TokenBatch) -> list[float | None]:
-        """Return the whole return of each row, the rewards of its turns and its own."""
-        # A conversation that ended before its first turn has the completion's reward alone.
+        """Return the total return of each row: the rewards of its turns plus its own reward."""
+        # A conversation that ended before its first turn has only the completion's reward.
         return [
             row_returns[0] if row_returns else reward
             for row_returns, reward in zip(
@@ -106,7 +108,7 @@ class RewardComparison:
         ]
 
     def _list_returns(self, batch: TokenBatch) -> list[list[float] | None]:
-        """Return what follows each turn of each row; None for rows without any reward."""
+        """Return the return of each turn of each row; None for rows without any reward."""
         return [
             _add_up_turns(rewards, last)
             for rewards, last in zip(
@@ -116,7 +118,7 @@ class RewardComparison:
 
 
 def compile_outcome(term: Term, advantage: str) -> RewardComparison:
-    """Return the comparison that a signal makes of rewards alone."""
+    """Return the comparison of a signal that only compares rewards."""
     source = term.source if term.signal.compares_within_source else "all"
     return RewardComparison(advantage, term.scorer, source, term.signal.reward_unit)
 
@@ -135,7 +137,8 @@ def _add_up_turns(rewards: Sequence[float | None], last: float | None) -> list[f
         return None
     total, returns = last or 0.0, []
     for reward in reversed(rewards):
-        # The first sum of a conversation without rewards a turn is its reward, to the last bit.
+        # Without turn rewards, the first sum of a conversation is exactly its reward, to the last
+        # bit.
         total = total if reward is None else total + reward
         returns.append(total)
     return returns[::-1]

@@ -14,20 +14,21 @@ from practicum.objective.distribution import TeacherDistribution
 from practicum.types import PooledSignal, TeacherSignal
 
 CHUNK = 128
-"""The tokens whose full distributions are in memory at once."""
+"""The number of tokens with full distributions in memory at once."""
 
 
 def select_likeliest(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
-    """Return a model's k likeliest tokens at each position, at most the whole vocabulary.
+    """Return a model's k most likely tokens at each position, at most the whole vocabulary.
 
-    There are none if the signal tells no distribution.
+    The result is empty if the signal has no distribution.
     """
     if signal.topk_ids is not None:
         return signal.topk_ids.cpu()
     states = signal.states
     if states is None or signal.head is None:
         return torch.zeros(0, k, dtype=torch.long)  # an empty completion
-    # Logits of the whole completion would need T x V numbers at once, so they come in chunks.
+    # Logits of the whole completion would need T x V numbers at once, so they are computed in
+    # chunks.
     head, width = signal.head, min(k, signal.head.vocab_size)
     parts = [
         head.logits(states[part]).topk(width, dim=-1).indices.cpu()
@@ -45,8 +46,8 @@ def read_tokens(
 ) -> TeacherDistribution:
     """Return a teacher's distribution at some tokens; its head reads only their hidden states.
 
-    With `with_level` the level of the raw logits comes with it, if there are such, and with
-    `with_own` the tokens that the student lacks, if it lacks any.
+    `with_level` adds the level of the raw logits, if the signal has them, and `with_own` adds the
+    tokens that the student lacks, if any.
     """
     if signal.pool is not None:
         return _pool(signal.pool, [read_tokens(member, part) for member in signal.pool.members])
@@ -81,8 +82,8 @@ def read_tokens(
 
 
 def measure_level(logits: Float[Tensor, "t V"], logprobs: Float[Tensor, "t V"]) -> Tensor:
-    """Return the difference between logits and their log-probabilities, one number a position."""
-    # At the largest one, which is finite and the most exact.
+    """Return the difference between logits and their log-probabilities, one number per position."""
+    # Taken at the largest logit, which is finite and the most exact.
     return logits.amax(dim=-1) - logprobs.amax(dim=-1)
 
 
@@ -96,7 +97,7 @@ def compare_signals(
 ) -> Comparison:
     """Compare the signals of student and teacher about the same tokens, `size` at a time.
 
-    For a model without distributions the log-probabilities are those that it sent; see
+    For a model without distributions the log-probabilities are taken from its signal; see
     `practicum.functional.comparison`.
     """
     student, teacher = (signal.fetch() for signal in signals)
@@ -126,7 +127,7 @@ def compare_distributions(
     measures: Collection[str],
     k: int = TOP,
 ) -> dict[str, Tensor]:
-    """Return the measures at some tokens by name, those of both models on their common support."""
+    """Return the measures at some tokens by name; measures of both models use their common support."""
     if teacher.outside is None or student.full is None:
         return compare([(student.full, teacher.full, tokens)], measures, k).known()
     single = [name for name in measures if name not in PAIR_MEASURES]
@@ -143,7 +144,9 @@ def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _forget_unknown(
     values: dict[str, Tensor | None], teacher: TeacherSignal
 ) -> dict[str, Tensor | None]:
-    """Return the measures, the teacher's log-probability NaN at tokens that it does not have."""
+    """Return the measures with the teacher's log-probability set to NaN at tokens that it does not
+    have.
+    """
     logprobs, unknown = values.get("teacher_logprobs"), teacher.unknown
     if logprobs is None or unknown is None:
         return values
@@ -177,6 +180,6 @@ def _pool(pool: PooledSignal, members: Sequence[TeacherDistribution]) -> Teacher
     if pool.kind == "arithmetic":
         pooled = torch.logsumexp(weights.log() + tokens, dim=0)
         return TeacherDistribution(logprobs=pooled, unknown=unknown)
-    # The normaliser of a geometric pool depends on the state alone, so its score function has
+    # The normaliser of a geometric pool depends only on the state, so its score function has
     # expectation 0 and the unnormalised log-probability gives the same expected gradient.
     return TeacherDistribution(logprobs=(weights * tokens).sum(dim=0), unknown=unknown)

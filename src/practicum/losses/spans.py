@@ -13,14 +13,17 @@ from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.spec import Term
 
 SpanAdvantage = Callable[[Tensor, Tensor, TokenBatch], Tensor]
-"""Returns the advantage of each token's span from the tokens' log-probabilities by student and teacher."""
+"""A function that returns the advantage of each token's span, from the tokens' student and teacher
+log-probabilities.
+"""
 
 
 def compile_span_advantage(term: Term) -> SpanAdvantage:
     """Return the function that computes the advantage of each token's span.
 
-    The span is one action: its gradient is the whole advantage times that of the sum of its tokens'
-    log-probabilities, so no token gets a share, unless the term asks for shares as published.
+    The span is one action: its gradient is the whole advantage times the gradient of its tokens'
+    summed log-probabilities. So tokens get no share of the advantage, unless the term asks for
+    shares as published.
     """
     signal, compute_advantage, share = term.signal, term.compute_advantage, term.signal.span_share
 
@@ -40,10 +43,11 @@ def compile_span_advantage(term: Term) -> SpanAdvantage:
 
 
 def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both log-probabilities of each span, those of several tokens relative to the larger.
+    """Return both log-probabilities of each span; for several tokens, relative to the larger of the
+    two.
 
     Advantages of f-divergences are functions of their difference. They floor the teacher at a value
-    for one token, below which any long text lies.
+    for a single token, and any long text lies below it.
     """
     sizes = sum_spans(torch.ones_like(student), spans)
     student, teacher = sum_spans(student, spans), sum_spans(teacher, spans)
@@ -54,8 +58,8 @@ def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, 
 def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tensor:
     """Return at the first token of each span the advantage of the span right before it, else 0.
 
-    Where a span ends is decided by what comes after it: an early stop makes a word of what would
-    have been its beginning, and it is the stop that must answer for it.
+    The next token decides where a span ends: an early stop turns the beginning of a word into a
+    word, so the stop token must get the advantage of this span.
     """
     carried = torch.zeros_like(advantages)
     follows = (batch.rows[1:] == batch.rows[:-1]) & (
@@ -67,7 +71,7 @@ def carry_to_next(advantages: Tensor, spans: Tensor, batch: TokenBatch) -> Tenso
 
 
 def cut_between_groups(groups: Int[Tensor, " T"] | None, total: int, size: int) -> Iterator[slice]:
-    """Return consecutive slices of about `size` tokens that cut no group in two.
+    """Return consecutive slices of about `size` tokens that do not split any group.
 
     `groups` has the length of each group at its first token. None: there are no groups.
     """

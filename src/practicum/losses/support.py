@@ -1,7 +1,7 @@
 """Put distributions of models with different vocabularies on one support.
 
 It is the tokens that all of them have, and one bucket for the rest; see
-`practicum.functional.support`. Models with one vocabulary keep their distributions as they are.
+`practicum.functional.support`. Models with the same vocabulary keep their distributions unchanged.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from practicum.objective.distribution import TeacherDistribution
 def share_support(distributions: Sequence[TeacherDistribution]) -> list[TeacherDistribution]:
     """Return the distributions over the ids that all of them have, and a bucket.
 
-    They come back unchanged if none of them lacks an id of the student and has others instead. A
-    model with the student's vocabulary is a distribution without `outside`.
+    Distributions are unchanged if every model has the student's vocabulary; such distributions have
+    no `outside`.
     """
     lacking = [
         part.outside for part in distributions if part.full is not None and part.outside is not None
     ]
     if not lacking:
         return list(distributions)
-    # One teacher is by far the commonest case, and its own distribution is folded already.
+    # One teacher is by far the most common case, and its own distribution is already folded.
     outside = lacking[0] if len(lacking) == 1 else torch.cat(lacking).unique()
     return [_fold(part, outside) for part in distributions]
 

@@ -1,4 +1,4 @@
-"""Compute the token side of an objective: one detached coefficient a token.
+"""Compute the token side of an objective: one detached coefficient per token.
 
 It is the product of weights, corrections, rewards and the normalisation over the whole batch.
 """
@@ -68,9 +68,9 @@ class TokenSide:
     def find_dropped(
         self, values: TermValues, batch: TokenBatch
     ) -> tuple[Bool[Tensor, " T"], Bool[Tensor, " T"]]:
-        """Return the tokens that the correction takes out, and those that it could take out.
+        """Return the tokens that the correction drops, and the tokens that it could drop.
 
-        A token without a return, or without a signal, is in neither.
+        A token without a return or without a signal is in neither set.
         """
         log_ratio = self.correction.measure(values, batch)
         returns = -torch.ones_like(log_ratio)
@@ -107,7 +107,7 @@ def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> F
 def compute_all_coefficients(
     sides: Sequence[TokenSide], values: Iterable[TermValues], batch: TokenBatch
 ) -> list[Float[Tensor, " T"]]:
-    """Return the coefficients of each term, given one's values each."""
+    """Return the coefficients of each term, given the values of each term."""
     return [
         side.compute(term_values, batch) for side, term_values in zip(sides, values, strict=True)
     ]
@@ -121,7 +121,7 @@ def compute_full_coefficients(
 ) -> list[Float[Tensor, " T"]]:
     """Return each term's coefficients of the full batch, from the values of its parts.
 
-    Needed for terms whose coefficient of a token depends on other tokens, such as returns;
+    Needed for terms in which a token's coefficient depends on other tokens, such as returns;
     `indices` place each part's tokens in the batch.
     """
     return compute_all_coefficients(sides, merge_parts(values_by_part, indices), batch)
@@ -130,7 +130,7 @@ def compute_full_coefficients(
 def merge_parts(
     values_by_part: Sequence[Sequence[TermValues]], indices: Sequence[Tensor]
 ) -> list[TermValues]:
-    """Return each term's values of the full batch, from those of its parts at `indices`."""
+    """Return each term's values of the full batch, from the values of its parts at `indices`."""
     # Parts reorder the tokens: `argsort` of their batch indices undoes it.
     order = torch.cat(list(indices)).argsort()
     by_term = zip(*values_by_part, strict=True)
@@ -138,7 +138,7 @@ def merge_parts(
 
 
 def _collect_statistics(values: TermValues, batch: TokenBatch) -> TokenStatistics:
-    """Return the numbers of each token that weights are functions of."""
+    """Return the per-token statistics that weights are functions of."""
     return TokenStatistics(
         loss_mask=values.is_scored,
         student_entropy=values.student_entropy,

@@ -23,11 +23,11 @@ class TokenBatch(TokenColumns):
     numbers of `mc` signals. The tuples are by row: rewards, prompts, texts, sources. `first` has
     the first row with the same rollout, which differs from the row itself if several teachers each
     have a row for a rollout. `special` is True at special tokens, and None if they are unknown.
-    `spans` numbers the spans of tokens of teachers with other tokenizers; None: each token is one.
-    `rewards` has the verifier's rewards and the values of each scorer; the columns of `judged` are
-    the numbers a token of the scorers in `judges`. `turns` numbers the model's turns of each row
-    from 0; None: no row is a conversation. `turn_rewards` has the environment's reward of each
-    turn, by row.
+    `spans` numbers the spans of tokens of teachers with other tokenizers; None: each token is a
+    span. `rewards` has the verifier's rewards and the values of each scorer; the columns of
+    `judged` are the per-token numbers of the scorers in `judges`. `turns` numbers the model's turns
+    of each row from 0; None: no row is a conversation. `turn_rewards` has the environment's reward
+    of each turn, by row.
     """
 
     tokens: Int[Tensor, " T"]
@@ -57,10 +57,11 @@ class TokenBatch(TokenColumns):
         return replace(self, row_values={}).map_all(lambda tensor: tensor.to(device))
 
     def spread(self, key: Hashable, compute: Callable[[], Sequence[float]]) -> Float[Tensor, " T"]:
-        """Return one number a row at the row's tokens.
+        """Return one number per row at the row's tokens.
 
-        `compute` returns those of all rows. It runs once for all parts of a batch: a batch is read
-        in as many parts as it has tokens, so a look at every row in each would be quadratic.
+        `compute` returns the numbers of all rows. It runs once for all parts of a batch: the number
+        of parts grows with the number of tokens, so reading every row in each part would be
+        quadratic.
         """
         if key not in self.row_values:
             values = torch.tensor(compute(), dtype=torch.float32)
@@ -70,7 +71,9 @@ class TokenBatch(TokenColumns):
     def spread_turns(
         self, key: Hashable, compute: Callable[[], Sequence[Sequence[float]]]
     ) -> Float[Tensor, " T"]:
-        """Return one number a turn at the turn's tokens; `compute` returns those of all rows."""
+        """Return one number per turn at the turn's tokens; `compute` returns the numbers of all
+        rows.
+        """
         if key not in self.row_values:
             rows = compute()
             longest = max(map(len, rows), default=0)
@@ -84,19 +87,21 @@ class TokenBatch(TokenColumns):
         return torch.zeros_like(self.rows) if self.turns is None else self.turns
 
     def read_judgements(self, scorer: str) -> Float[Tensor, " T"] | None:
-        """Return a scorer's number of each token, 0 where it gave none; None if it gives none."""
+        """Return a scorer's number at each token, 0 where it gave no number; None if it never gives
+        per-token numbers.
+        """
         if self.judged is None or scorer not in self.judges:
             return None
         return self.judged[:, self.judges.index(scorer)]
 
     def read_rewards(self, scorer: str) -> Sequence[float | None]:
-        """Return the reward of each row by a scorer; None for a row without one."""
+        """Return the reward of each row by a scorer; None for a row without a reward."""
         return self.rewards.get(scorer, [None] * len(self.groups))
 
     def apply_by_row(
         self, values: Float[Tensor, "T *K"], function: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, " T"]:
-        """Return what a function makes of the numbers of each row's tokens."""
+        """Apply a function to the numbers of each row's tokens."""
         lengths = torch.bincount(self.rows, minlength=len(self.groups)).tolist()
         return torch.cat([function(row) for row in values.split(lengths)])
 
@@ -111,11 +116,12 @@ class TokenBatch(TokenColumns):
 
 @dataclass(frozen=True, slots=True)
 class TermValues(TokenColumns):
-    """The logit side of one term: a differentiable `value` a token, and detached statistics.
+    """The logit side of one term: a differentiable `value` per token, and detached statistics.
 
     `is_scored` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
     measured for every divergence: it is the common measure of all objectives. `teacher_logits` of
-    the sampled tokens and `teacher_values` of the states are there for terms with returns of them.
+    the sampled tokens and `teacher_values` of the states are set for terms with returns of raw
+    logits.
     """
 
     loss_value: Float[Tensor, " T"]
@@ -139,7 +145,7 @@ def build_token_batch(
 ) -> TokenBatch:
     """Return the supervised tokens of all rollouts, with the aggregate's coefficients.
 
-    A rollout in several data, one a teacher, is one sequence of the aggregate. `special` are the
+    A rollout in several data, one per teacher, is one sequence of the aggregate. `special` are the
     ids of the student's special tokens, if they are known.
     """
     rollouts = [datum.rollout for datum in datums]
@@ -186,7 +192,7 @@ def _number_spans(datums: Sequence[Datum]) -> Int[Tensor, " T"] | None:
     numbered, last = [], 0
     for mask, datum in zip(starts, datums, strict=True):
         is_start = torch.ones_like(datum.rollout.loss_mask) if mask is None else mask.clone()
-        # Rows never share a span, whatever is said of the first token of one.
+        # Rows never share a span, even if the first token of a row is not marked as a start.
         is_start[:1] = True
         numbered.append((last + is_start.cumsum(0))[datum.rollout.loss_mask])
         last += int(is_start.sum())
@@ -194,7 +200,7 @@ def _number_spans(datums: Sequence[Datum]) -> Int[Tensor, " T"] | None:
 
 
 def _collect_rewards(rollouts: Sequence[Rollout]) -> dict[str, tuple[float | None, ...]]:
-    """Return the verifier's rewards and the values of each scorer, one a rollout."""
+    """Return the verifier's rewards and the values of each scorer, one per rollout."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.judgements)
     nothing = Judgement(None)
     return {
@@ -219,7 +225,9 @@ def _list_token_judges(rollouts: Sequence[Rollout]) -> tuple[str, ...]:
 
 
 def _stack_judgements(rollout: Rollout, judges: Sequence[str]) -> Float[Tensor, "T J"]:
-    """Return the numbers of a rollout's tokens, a column a scorer; 0 if it gave the rollout none."""
+    """Return the per-token numbers of a rollout, one column per scorer; 0 if a scorer gave no
+    numbers.
+    """
     columns = torch.zeros(len(rollout.tokens), len(judges))
     for number, name in enumerate(judges):
         judgement = rollout.judgements.get(name)
@@ -241,7 +249,7 @@ def number_turns(rollout: Rollout) -> Int[Tensor, " T"]:
 
 
 def _list_turn_rewards(rollout: Rollout) -> tuple[float | None, ...]:
-    """Return the reward of each of the model's turns; a single answer is one turn without one."""
+    """Return the reward of each of the model's turns; a single answer is one turn without a reward."""
     if not rollout.turns:
         return (None,)
     return tuple(turn.reward for turn in rollout.turns if turn.role == "assistant")
@@ -267,10 +275,10 @@ def _compute_coefficients(
 ) -> list[float]:
     """Return the coefficient of each token of each datum."""
     first = _find_first_rows(datums)
-    # A rollout with several teachers has one row a teacher and is one sequence of the aggregate.
+    # A rollout with several teachers has one row per teacher and is one sequence of the aggregate.
     length_of = {row: lengths[row] for row in first}
-    # Nor is one about which the teachers are silent, unless a term learns without them: it would
-    # only lower the mean of the others.
+    # A rollout without a teacher signal does not count, unless a term learns without teachers: it
+    # would only lower the mean over the remaining rollouts.
     learns_alone = not all(term.needs_signal for term in objective.losses)
     asks_teacher = any(term.needs_teacher for term in objective.losses)
     asks_reference = any(term.needs_signal and not term.needs_teacher for term in objective.losses)

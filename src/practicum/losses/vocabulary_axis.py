@@ -1,8 +1,8 @@
-"""Compute the logit side of an objective: one differentiable number a token.
+"""Compute the logit side of an objective: one differentiable number per token.
 
-It comes from the log-probabilities of student and teacher, and is all that needs the vocabulary
-axis; it works on one chunk of tokens at a time. From the detached statistics the token side
-computes one coefficient a token (`practicum.losses.token_axis`). The loss is the sum of the
+It is computed from the log-probabilities of student and teacher, on one chunk of tokens at a time,
+and is the only part that needs the vocabulary axis. From the detached statistics the token side
+computes one coefficient per token (`practicum.losses.token_axis`). The loss is the sum of the
 products, so chunks and micro-batches can be added in any order. Autograd differentiates these
 numbers; if the gradient has a closed form, local training uses `practicum.losses.closed_form`
 instead.
@@ -95,20 +95,24 @@ class Models:
 
 
 DivergenceFunction = Callable[[Models, Int[Tensor, " T"]], Tensor | None]
-"""Returns the divergence at each position, or None if the signal is no distribution."""
+"""A function that returns the divergence at each position, or None if the signal is not a
+distribution.
+"""
 
 LossFunction = Callable[[Models, TokenBatch, Tensor, Tensor | None], Tensor]
-"""Returns a differentiable number a token, from its log-probability and the divergence."""
+"""A function that returns a differentiable number per token, from its log-probability and the
+divergence.
+"""
 
 TargetFunction = Callable[[Models, Int[Tensor, " T"]], Tensor | None]
-"""Returns the target's log-probability of each token, or None without a signal."""
+"""A function that returns the target's log-probability of each token, or None without a signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitSide:
     """The functions that compute the values of a term, and the facts that decide about them.
 
-    - asks_reference: it is about the reference and not about the teacher
+    - asks_reference: it is about the reference instead of the teacher
     - is_shared: it compares the models on the tokens that all of them have
     - measures_teacher: its divergence is the reverse KL to the unmodified teacher
     - is_alone: its value is the student's entropy, negated
@@ -137,7 +141,7 @@ class LogitSide:
         student, reference = models.student, models.reference
         subject = reference if self.asks_reference else models.subject
         if not self.is_shared:
-            # Such a signal reads all tokens, also the tokens in the bucket.
+            # Such a signal reads all tokens, including the tokens in the bucket.
             return Models(student, subject, reference)
         parts = [TeacherDistribution(student)]
         parts += [subject] if self.needs_signal else []
@@ -162,7 +166,7 @@ class LogitSide:
         return not (self.needs_reference and models.reference.is_empty)
 
     def find_unknown(self, models: Models) -> Tensor | None:
-        """Return True at the tokens that a model which the term asks does not have, or None."""
+        """Return True at the tokens that are missing in a model that the term uses, or None."""
         return _find_unknown(models, self.needs_reference) if self.needs_signal else None
 
     def compute_divergence(self, models: Models, tokens: Tensor) -> Tensor | None:
@@ -173,7 +177,7 @@ class LogitSide:
     def read_target_logprobs(self, models: Models, tokens: Tensor) -> Tensor | None:
         """Return the target's log-probability of each sampled token.
 
-        For `log_linear` it lacks a constant of the state.
+        For `log_linear` a constant that depends on the state is left out.
         """
         return self.read_target(models, tokens) if self.needs_signal else None
 
@@ -183,7 +187,7 @@ class LogitSide:
 
     @torch.no_grad()
     def rank(self, teacher: Tensor | None, tokens: Tensor) -> Tensor | None:
-        """Return how many tokens the teacher finds likelier than the sampled one.
+        """Return the number of tokens that the teacher finds more likely than the sampled token.
 
         None if the weights do not need it.
         """
@@ -197,8 +201,8 @@ class LogitSide:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the teacher's raw logits of the sampled tokens and the values of the states.
 
-        None twice if the term has no returns of them, or no signal. Raises TeacherError if the
-        teacher gave log-probabilities only.
+        Both are None if the term has no returns of raw logits, or no signal. Raises TeacherError if
+        the teacher only gave log-probabilities.
         """
         if not self.signal.step or teacher_logprobs is None:
             return None, None
@@ -232,13 +236,15 @@ def compile_logit_side(term: Term) -> LogitSide:
 
 
 def mark_scored(logprobs: Tensor, unknown: Tensor | None, *, is_scored: bool) -> Tensor:
-    """Return True at the tokens at which a term has its signal: at none, or all that are known."""
+    """Return True at the tokens at which a term has its signal: at no token, or at all known
+    tokens.
+    """
     scored = torch.full_like(logprobs, is_scored, dtype=torch.bool)
     return scored if unknown is None else scored & ~unknown
 
 
 def forget_unknown(values: Tensor | None, unknown: Tensor | None) -> Tensor | None:
-    """Return numbers about the sampled tokens, NaN at the unknown ones."""
+    """Return numbers about the sampled tokens, NaN at unknown tokens."""
     if values is None or unknown is None:
         return values
     return values.masked_fill(unknown, torch.nan)
@@ -308,7 +314,7 @@ def _compile_sum_over_candidates(term: Term) -> LossFunction:
         )
         share = torch.softmax(student.detach(), dim=-1)
         advantage = bound(compute_advantage(student.detach(), teacher))
-        # An impossible candidate has log-probability -inf, whose product with 0 would be NaN.
+        # An impossible candidate has log-probability -inf, and -inf times 0 would be NaN.
         inside = valid & torch.isfinite(student)
         weighted = share * advantage * student.masked_fill(~inside, 0.0)
         return -torch.where(inside, weighted, 0.0).sum(dim=-1)
@@ -324,7 +330,9 @@ def _compile_divergence(term: Term) -> DivergenceFunction:
     entry = DIVERGENCES[term.divergence.name]
 
     def add_up(student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the divergence of two sets of candidates; what exceeds the clip is constant."""
+        """Return the divergence of two sets of candidates; contributions above the clip are held
+        constant.
+        """
         parts = entry.contributions(student, teacher, term.parameter)
         return term.clip.clip_entries(parts).sum(dim=-1)
 
@@ -376,7 +384,7 @@ def _compile_tail(term: Term) -> Callable[[Models, Tensor, Tensor, Tensor], Tens
         is_known = ((ids == tokens[:, None]) & valid).any(dim=-1)
         unknown = _find_unknown(models, needs_reference)
         if unknown is not None:
-            # Such a token is in no tail; token 0 stands for it, so that all numbers are finite.
+            # Such a token is in no tail; it is replaced by token 0, so that all numbers are finite.
             is_known, tokens = is_known | unknown, tokens.masked_fill(unknown, 0)
         with torch.no_grad():
             teacher_logprobs = read_target(models, tokens)
@@ -415,7 +423,7 @@ def build_target(target: TargetCall, models: Models) -> tuple[Tensor, Tensor | N
 
 
 def _find_unknown(models: Models, needs_reference: bool) -> Tensor | None:
-    """Return True at the tokens that a model which a term asks does not have, or None."""
+    """Return True at the tokens that are missing in a model that a term uses, or None."""
     both = [models.subject, *([models.reference] if needs_reference else [])]
     marks = [model.unknown for model in both if model.unknown is not None]
     return torch.stack(marks).any(dim=0) if marks else None
@@ -459,10 +467,11 @@ def read_target(
     teacher: Float[Tensor, "T V"],
     reference: Float[Tensor, "T V"] | None,
 ) -> tuple[Float[Tensor, "T V"], Float[Tensor, " T"] | None]:
-    """Return the target of a term about the teacher, and the reverse KL if it is of candidates only.
+    """Return the target of a term about the teacher, and the reverse KL if it is over candidates
+    only.
 
-    The teacher takes the place of a target that is one token, to which there is no reverse KL, and
-    of one whose reference is missing.
+    The teacher replaces a target that is one token, because a label has no reverse KL, and a target
+    with a missing reference.
     """
     teacher_alone = TeacherDistribution(teacher)
     restricted = compare_candidates(term.signal, student, teacher_alone)
@@ -477,7 +486,7 @@ def read_target(
 
 
 def measures_teacher(term: Term) -> bool:
-    """Return True if the target of a term is the teacher, or the label for which it stands in."""
+    """Return True if a term is measured against the teacher: its target is the teacher or a label."""
     return term.targets_teacher or term.target.is_label
 
 
@@ -490,9 +499,9 @@ def cuts_to_candidates(signal: SignalCall) -> bool:
 def compare_candidates(
     signal: SignalCall, student: Float[Tensor, "T V"], teacher: TeacherDistribution
 ) -> Float[Tensor, " T"] | None:
-    """Return the reverse KL of the candidates that a signal chooses, cut as the loss cuts them.
+    """Return the reverse KL over the candidates that a signal chooses, restricted as in the loss.
 
-    None if the signal chooses none, or cuts them to something that is no distribution.
+    None if the signal chooses no candidates, or if the restriction is not a distribution.
     """
     if not cuts_to_candidates(signal):
         return None
@@ -520,11 +529,11 @@ def _restrict(
 def _restrict_folded(
     signal: SignalCall, student: Tensor, teacher: Tensor, outside: Tensor, tails: tuple[str, str]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the same for folded distributions: candidates are tokens that both models have."""
+    """Restrict folded distributions: candidates are tokens that both models have."""
     with torch.no_grad():
         inside = student[:, :-1], teacher[:, :-1]
         ids, valid = F.candidates(*inside, signal.candidates, signal.chooser)
-        # More candidates than common tokens take in tokens that are not common.
+        # If there are more candidates than common tokens, some candidates are not common.
         valid = valid & ~torch.isin(ids, outside)
     pair = [
         F.restrict(part, ids, valid, tail, len(outside))

@@ -1,5 +1,5 @@
-"""Published methods that need special code: one folder for each, with its parts.
+"""Published methods that need special code: one folder per method, with its parts.
 
-`PARTS` of a folder has the names of its modules by kind, such as `{"sources": ["replace"]}`. The rest
-of practicum finds the modules by these names and never imports them.
+`PARTS` of a folder lists the names of its modules by kind, such as `{"sources": ["replace"]}`. The
+rest of practicum finds the modules by these names and never imports them.
 """

@@ -55,9 +55,7 @@ class ModelConfig(FrozenConfig):
     thinking: bool | None = Field(
         default=None, description="the thinking switch of the template, if it has one"
     )
-    stop: tuple[str, ...] = Field(
-        default=(), description="tokens that end an answer besides the model's own"
-    )
+    stop: tuple[str, ...] = Field(default=(), description="additional tokens that end an answer")
     trust_remote_code: bool = Field(
         default=False, description="run the Python code of the model folder"
     )

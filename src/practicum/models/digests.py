@@ -111,8 +111,8 @@ class ModelRecord:
 
     def _refuse(self, name: str, reason: str) -> ModelError:
         return ModelError(
-            f"{self.source}: {name} {reason}, so the model is not the one that the run recorded; put "
-            "back the earlier files, or start a new run"
+            f"{self.source}: {name} {reason}, so the model differs from the model that the run "
+            "recorded; restore the earlier files, or start a new run"
         )
 
 
@@ -136,9 +136,9 @@ def record_model(source: str) -> ModelRecord:
 def digest_model(source: str, weights: bool = True) -> dict[str, str]:
     """Return the SHA-256 of each file of a model folder, such as `{"config.json": "5d0a...", ...}`.
 
-    A hub name has one entry, `commit`: the cached snapshot, whose files do not change. Any other
-    source, such as a model at a service, has its `name` only. An adapter folder has the entries of
-    its base too, such as `base/config.json`. Without `weights`, leave the weights out.
+    A hub name has one entry, `commit`: the files of a cached snapshot do not change. Any other
+    source, such as a model at a service, only has its `name`. An adapter folder also has the
+    entries of its base, such as `base/config.json`. Without `weights`, leave the weights out.
     """
     return digest_files(list_files(source, weights)) | name_versions(source)
 
@@ -173,12 +173,12 @@ def name_versions(source: str) -> dict[str, str]:
 
 def compute_fingerprint(source: str) -> str:
     """Return one SHA-256 over all of `digest_model`."""
-    # Paths are in the JSON beside their digests, so a renamed file counts as a change.
+    # The JSON holds paths in addition to digests, so a renamed file counts as a change.
     return hashlib.sha256(json.dumps(digest_model(source)).encode()).hexdigest()
 
 
 def find_revision(model: str) -> str | None:
-    """Return what tells a model's versions apart: its commit on the hub, or when it was written.
+    """Return a model's version: its commit on the hub, or the time when it was written.
 
     The digest of the weights would take minutes for a large model.
     """
@@ -190,7 +190,7 @@ def find_revision(model: str) -> str | None:
 
 
 def find_commit(name: str) -> str | None:
-    """Return the commit of a model in the hub's cache, or None if there is none."""
+    """Return the commit of a model in the hub's cache, or None if it is not cached."""
     try:
         # The folder of a snapshot in the hub's cache is named after its commit.
         return Path(snapshot_download(name, local_files_only=True)).name

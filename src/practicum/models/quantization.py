@@ -1,4 +1,4 @@
-"""The formats with fewer bits that the weights of a frozen model can have, and what they take."""
+"""The formats with fewer bits for the weights of a frozen model, and their memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,9 +10,9 @@ QuantizationName = Literal["int8", "nf4", "nvfp4"]
 class Quantization:
     """A format of weights.
 
-    `stored_bits` are the bits that a weight takes in memory, scales included; None if it is
-    simulated: the values are those of the format, in as many bits as before. `multiple_of` divides
-    the entries of each matrix.
+    `stored_bits` are the bits per weight in memory, including scales; None if the format is
+    simulated: the values are rounded to the format and stored in as many bits as before.
+    `multiple_of` must divide the number of entries of each matrix.
     """
 
     about: str
@@ -39,7 +39,7 @@ def keeps_dtype(name: QuantizationName | None) -> bool:
 def count_weight_bytes(
     parameters: int, linear: int, item_bytes: int, name: QuantizationName | None
 ) -> int:
-    """Return the bytes of a model's weights, of which `linear` ones may have fewer bits."""
+    """Return the bytes of a model's weights; `linear` of the weights may have fewer bits."""
     bits = None if name is None else QUANTIZATIONS[name].stored_bits
     # Embeddings, norms and the head keep their bits.
     saved = 0 if bits is None else linear * (8 * item_bytes - bits) / 8

@@ -79,15 +79,15 @@ def _find_source(model: str) -> str:
 
 
 def is_adapter_folder(source: str) -> bool:
-    """Return True if a folder holds an adapter in peft's format and no model of its own."""
+    """Return True if a folder holds an adapter in peft's format and no full model."""
     folder = Path(source)
     return (folder / ADAPTER_SETTINGS).is_file() and not (folder / "config.json").is_file()
 
 
 def find_base(source: str) -> str:
-    """Return the folder or hub name of a model's config and weights; of an adapter, its base's.
+    """Return the folder or hub name of a model's config and weights; for an adapter, of its base.
 
-    Raises ModelError if an adapter folder names no base model, or one that is not there.
+    Raises ModelError if an adapter folder names no base model, or a base that does not exist.
     """
     if not is_adapter_folder(source):
         return source
@@ -215,13 +215,13 @@ def _check_adapter_folder(folder: Path, config: ModelConfig) -> None:
     """Raise ModelError if an adapter or its base cannot be read, or could run code."""
     if not (folder / "adapter_model.safetensors").is_file():
         raise ModelError(
-            f"{folder}: no adapter_model.safetensors beside {ADAPTER_SETTINGS}; save the adapter "
+            f"{folder}: no adapter_model.safetensors next to {ADAPTER_SETTINGS}; save the adapter "
             "with save_pretrained (pickle weights, .bin, are not read: they can run code)"
         )
     base = find_base(str(folder))
     if is_adapter_folder(base):
         raise ModelError(
-            f"{folder}: its base {base} is an adapter too; merge that one into a model folder first"
+            f"{folder}: its base {base} is an adapter too; merge the base into a model folder first"
         )
     if Path(base).is_dir():
         _check_folder(Path(base), config)
@@ -249,9 +249,9 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
 
 
 def refuse_encoder_decoder(source: str, settings: Mapping[str, Any]) -> None:
-    """Raise ModelError if the settings are those of an encoder-decoder model.
+    """Raise ModelError if the settings describe an encoder-decoder model.
 
-    Its decoder alone would load, without the encoder that reads the prompt.
+    Only its decoder would load, without the encoder that reads the prompt.
     """
     if settings.get("is_encoder_decoder") is True:
         raise ModelError(

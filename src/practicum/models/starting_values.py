@@ -13,8 +13,8 @@ class Setting:
     """Starting values for students of one size.
 
     `parameters` is the largest number of parameters; None stands for a model from scratch. The rates
-    are those of training all weights (or the last layers) and of training adapters. Answers on a CPU
-    are shorter, because sampling takes most of the time there. `source` names who published the
+    are for training all weights (or the last layers) and for training adapters. Answers on a CPU are
+    shorter, because sampling takes most of the time there. `source` names the publication of the
     values, or the command that measured them. The rank and alpha of adapters belong to their rate.
     """
 
@@ -111,7 +111,7 @@ SETTINGS: tuple[Setting, ...] = (
             "NeMo RL, examples/configs/distillation_math.yaml, Qwen3-1.7B-Base; length of DistiLLM-2"
         ),
         adapter_source=(
-            "DistiLLM-2 (2503.07067), qwen2.5-1.5b-distillm2.yaml, whose answers are sampled once"
+            "DistiLLM-2 (2503.07067), qwen2.5-1.5b-distillm2.yaml (its answers are sampled once)"
         ),
     ),
     Setting(

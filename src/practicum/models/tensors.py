@@ -59,7 +59,7 @@ def write_stems(stems: Mapping[str, Mapping[str, SavedTensor]], folder: Path) ->
 
 
 def copy_to_host(named: Mapping[str, SavedTensor]) -> dict[str, SavedTensor]:
-    """Copy tensors into this machine's memory, one after the other; those elsewhere stay there."""
+    """Copy tensors to host memory, one after another; references to remote tensors are kept."""
     return {
         name: tensor.detach().to("cpu", copy=True) if isinstance(tensor, Tensor) else tensor
         for name, tensor in named.items()

@@ -1,4 +1,4 @@
-"""Monitors: detect in every step what goes wrong in distillation, and act on it."""
+"""Monitors: detect known failures of distillation in every step, and act on them."""
 
 from practicum.monitors import rules as rules
 from practicum.monitors.history import History, StepView

@@ -15,8 +15,8 @@ class RecipeFacts:
 
     `refresh_period` is the number of steps between copies of a `periodic` self-teacher. A recipe
     `has_token_weights` if a term selects or weights its tokens, and `has_rewards` if a term learns
-    from rewards. `teaching_scorers` are those beside the verifier that a term learns from. The
-    teacher `repeats_scores` if all tokens of an answer may have one although nothing is wrong.
+    from rewards. `teaching_scorers` are the scorers, except the verifier, that a term learns
+    from. The teacher `repeats_scores` if all tokens of a correct answer may have the same score.
     """
 
     max_new_tokens: int = 256

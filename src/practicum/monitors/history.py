@@ -29,7 +29,7 @@ class History:
         self.steps += 1
         self.rollouts += row.get("rollouts", 0.0)
         self._rows.append(row)
-        # Evaluations may lie further apart than the rows that are remembered.
+        # Evaluations may be further apart than the number of stored rows.
         evaluation = {name: value for name, value in row.items() if name.startswith(HELDOUT)}
         if evaluation:
             self._evaluations.append(evaluation)
@@ -48,7 +48,7 @@ class History:
         return [row[name] for row in self._rows if name in row][-count:]
 
     def get_first(self, name: str, count: int) -> list[float]:
-        """Return up to `count` first values of a reading, and no more than its baseline needs."""
+        """Return up to `count` first values of a reading, limited to the size of its baseline."""
         return self._first.get(name, [])[:count]
 
     def get_evaluations(self, name: str) -> list[float]:
@@ -60,12 +60,12 @@ class History:
         return list(self._rows)[-count:]
 
     def compute_median(self, name: str) -> float | None:
-        """Return the median over all remembered rows, or None if none has the reading."""
+        """Return the median over all stored rows, or None if no row has the reading."""
         values = self.get_last(name, MAX_ROWS)
         return median(values) if values else None
 
     def list_names(self, prefix: str) -> list[str]:
-        """List the readings of the newest row whose names start with `prefix`."""
+        """List the readings of the newest row with names that start with `prefix`."""
         return [name for name in (self._rows[-1] if self._rows else ()) if name.startswith(prefix)]
 
 

@@ -1,7 +1,7 @@
-"""M25, the one monitor that reads the clock: the seconds per token of each phase.
+"""M25, the only monitor that reads the clock: the seconds per token of each phase.
 
-Its lines are logged and written nowhere. Rows of alarms.jsonl must come out the same however often
-a run is resumed and whatever else the machine is doing, which the clock cannot promise.
+Its lines are logged and not written to a file. The rows of alarms.jsonl must not depend on the
+number of resumes or on the load of the machine, and times depend on both.
 """
 
 import statistics

@@ -24,7 +24,7 @@ def halve_learning_rate(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_dataset_answers(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Add a reference answer beside the student's own: the mixture of Stable-OPD (2604.08527)."""
+    """Add a reference answer to the student's own answers: the mixture of Stable-OPD (2604.08527)."""
     return {"rollout.source": "join(dataset)"} if _is_on_policy(recipe) else None
 
 
@@ -124,7 +124,7 @@ def halve_scorer_rates(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 save_every_step = _write_always("train.checkpoint_every", 1)
-"""Save a checkpoint at every step, so that nothing is lost when the teacher goes away."""
+"""Save a checkpoint at every step, so that no step is lost if the teacher becomes unavailable."""
 
 
 def use_ema_teacher(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -138,7 +138,7 @@ def grow_conversations(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Begin with conversations of one turn and let them grow, as a curriculum over turns does."""
     if recipe["rollout"]["max_turns"] is not None:
         return None
-    # Tasks of a fixed length say how many turns there are; 8 is the limit of tasks with tools.
+    # Tasks of a fixed length set the number of turns; 8 is the limit of tasks with tools.
     return {"rollout.max_turns": f"linear(1, {recipe['task'].get('turns', 8)})"}
 
 

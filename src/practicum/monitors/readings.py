@@ -1,4 +1,5 @@
-"""The readings of a step, computed for its monitors; metrics.jsonl holds each under its own name.
+"""The readings of a step, computed for its monitors; metrics.jsonl has each reading under its own
+name.
 
 A reading that cannot be computed is absent.
 """
@@ -49,7 +50,7 @@ MIN_LOOP_TOKENS = 8
 """A completion loops if half of its tokens, and at least this number, repeat earlier ones."""
 
 WINDOW, WINDOWS, LOW_QUANTILE = 64, 4, 0.7
-"""A trap is four windows of 64 tokens in a row whose divergence is below the 0.7 quantile of the
+"""A trap is a run of four windows of 64 tokens with divergence below the 0.7 quantile of the
 completions' lowest windows (2606.09471)."""
 
 TRAP_ROLLOUTS, TRAP_STEPS = 512, 50
@@ -145,7 +146,7 @@ def measure_by_turn(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings
             [
                 judge_turns(rollout.turns, *numbers)
                 for rollout, *numbers in zip(rollouts, logprobs, distances, strict=True)
-                # A teacher's conversation says nothing about the student's mistakes.
+                # A teacher's conversation has no information about the student's mistakes.
                 if rollout.source == "student"
             ]
         )
@@ -170,7 +171,7 @@ def measure_gaps(tokens: StepTokens) -> Readings:
 
 
 def measure_stops(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
-    """Measure the teacher's gap at the student's stop tokens, of which it needs four."""
+    """Measure the teacher's gap at the student's stop tokens; needs at least four stop tokens."""
     stops = [rollout.stop_reason == "stop" and rollout.source == "student" for rollout in rollouts]
     is_last = torch.cat([tokens.rows[1:] != tokens.rows[:-1], torch.ones(1, dtype=torch.bool)])
     gap = _drop_nan(tokens.gap[is_last & torch.tensor(stops)[tokens.rows]])
@@ -242,7 +243,7 @@ def measure_traps(
         return {}
     lowest = torch.tensor([window_means(column, window).min().item() for _, column in scored])
     readings: Readings = {"agreement": quantiles(lowest, (LOW_QUANTILE,))[0]}
-    # "Unusual" is measured against the run so far: the median of what earlier steps read here.
+    # "Unusual" is measured against the run so far: the median of this reading in earlier steps.
     usual = history.compute_median("agreement")
     if usual is not None and history.steps >= TRAP_STEPS and history.rollouts >= TRAP_ROLLOUTS:
         traps = [
@@ -298,7 +299,7 @@ def measure_groups(rollouts: Sequence[Rollout]) -> Readings:
 
 
 def measure_signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts) -> Readings:
-    """Measure the shares of unanswered completions, of those with signal, and of zero weights."""
+    """Measure the shares of unanswered completions, completions with signal, and zero weights."""
     readings: Readings = {}
     is_supervised = torch.bincount(tokens.rows[tokens.loss_mask], minlength=len(rollouts)) > 0
     is_answered = ~(tokens.divergence.isnan() & tokens.outputs.teacher_logprobs.isnan())
@@ -322,10 +323,10 @@ def measure_signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: Recip
 def measure_constancy(
     tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts
 ) -> Readings:
-    """Measure the share of completions whose tokens all have one and the same teacher score.
+    """Measure the share of completions in which all tokens have the same teacher score.
 
     Only completions with eight scored tokens or more are counted, as in `constant`. A teacher that
-    repeats its scores by design, such as one of spans, is not judged.
+    repeats its scores by design, such as a teacher that scores spans, is not judged.
     """
     if facts.repeats_scores:
         return {}
@@ -343,10 +344,10 @@ def measure_constancy(
 def compute_evaluation_readings(
     before: Evaluation | None, current: Evaluation, seed: int
 ) -> Metrics:
-    """Compute the readings of an evaluation during training, and its gains over the one `before`.
+    """Compute the readings of an evaluation during training, and its gains over `before`.
 
-    Beside the gain in accuracy stands the upper end of its 95 % interval, and beside the growth of
-    overconfidence the lower end: the ends that monitors judge.
+    The gain in accuracy comes with the upper end of its 95 % interval, and the growth of
+    overconfidence with the lower end, because monitors judge these ends.
     """
     readings: Readings = {
         "heldout_accuracy": None if current.accuracy is None else current.accuracy.mean,
@@ -391,8 +392,8 @@ def _compute_estimate_readings(current: Estimate, before: Estimate | None) -> Re
 def mark_repeated_tokens(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
     """Compute `practicum.statistics.repeated_tokens` of many completions at once, [T]."""
     is_repeated = torch.zeros(len(tokens), dtype=torch.bool)
-    # A run in which every token equals the one `period` before it is a repetition once it holds two
-    # more periods. Padding on both ends gives each run two edges; `rows` ends it with its row.
+    # A run of tokens that each equal the token `period` places earlier is a repetition if it is at
+    # least two periods long. Padding on both ends gives each run two edges; `rows` ends it with its row.
     for period in range(1, min(LONGEST_PERIOD, len(tokens) - 1) + 1):
         is_equal = torch.zeros(len(tokens) + 1, dtype=torch.bool)
         is_equal[period:-1] = (tokens[period:] == tokens[:-period]) & (
@@ -407,7 +408,7 @@ def mark_repeated_tokens(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> 
 
 
 def _measure_passes(groups: Sequence[Sequence[float]]) -> Readings:
-    """Measure the success of groups; each lists 1 for every right completion, 0 for the others."""
+    """Measure the success of groups; each lists 1 for every right completion and 0 for every wrong completion."""
     if not groups:
         return {}
     any_right = mean_of([pass_at_k(len(group), int(sum(group)), len(group)) for group in groups])

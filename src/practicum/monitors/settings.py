@@ -46,7 +46,7 @@ class MonitorSettings(FrozenConfig):
 
 
 def parse_factor(change: float | str) -> float | None:
-    """Return the factor that `x0.5` stands for, or None if the change is no factor."""
+    """Return the factor of a text such as `x0.5`, or None if the change is no factor."""
     if not isinstance(change, str) or not change.startswith("x"):
         return None
     try:

@@ -1,11 +1,11 @@
 """The monitors: one function each, with its thresholds and advice.
 
-A rule returns the reading it looked at, what it compares with, and a score: 1 and above breaks the
+A rule returns its reading, the value that it is compared with, and a score: 1 and above breaks the
 rule, below 0.8 the reading has recovered. None means that the step cannot be judged. `practicum ls
-monitors` and docs/monitors.md show the docstrings, so they name what a rule looks at.
+monitors` and docs/monitors.md show the docstrings, so they describe the reading of a rule.
 
 Alarms must come out the same however often a run is resumed. M25 (the pace of each phase) reads the
-clock, so it stands apart in `pace.py`. M28 (budgets) is `train.budget`.
+clock, so it is in a separate module, `pace.py`. M28 (budgets) is `train.budget`.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Monitor:
     `level` and `change` are its thresholds, and `rule_text` is the rule with both filled in.
     After `persistence` steps in a row that break the rule, `action` follows; `escalation` is a score
     and the action that follows from that score on. The `grade` of the thresholds is `published` if
-    `source` states them as they stand here.
+    `source` states the same values.
     """
 
     id: str
@@ -95,7 +95,7 @@ def find_monitor(name: str) -> Monitor:
 
 
 def find_worst(results: list[RuleResult]) -> RuleResult | None:
-    """Return the result with the largest score; None of no results."""
+    """Return the result with the largest score; None without results."""
     return max(results, key=lambda result: result.score, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Watch a run: its readings, and the alarms, which follow from the rows of metrics.jsonl alone."""
+"""Watch a run: its readings, and its alarms, which depend only on the rows of metrics.jsonl."""
 
 import json
 import math
@@ -24,7 +24,7 @@ Accepts = Callable[[Sequence[str]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One row of alarms.jsonl: a reading that broke a rule at a step, and what follows.
+    """One row of alarms.jsonl: a reading that broke a rule at a step, and its consequences.
 
     `n` counts the completions behind the value. `patch` holds overrides that the recipe accepts.
     `set` holds the changes that the recipe asks for at this alarm, in force from the next step on.
@@ -90,14 +90,15 @@ class Watch:
         self._numbers: dict[str, float] = {}
 
     def read(self, result: StepResult, also: Mapping[str, float] | None = None) -> StepResult:
-        """Return the step with its readings, and those of an evaluation after it, as metrics."""
+        """Add the readings of a step, and of an evaluation after it, to the step's metrics."""
         readings = compute_readings(result, self._history, self._facts)
         return replace(result, metrics={**result.metrics, **readings, **(also or {})})
 
     def judge(self, step: int, metrics: Metrics) -> list[Alarm]:
         """Return the alarms of a step from its metrics with readings, in the order of the table."""
-        # Seconds stay out: they differ between two runs of one recipe, and alarms must not. So do
-        # numbers that are not finite: metrics.jsonl holds null for them, and a replay has no more.
+        # Exclude seconds, because they differ between two runs of one recipe and alarms must not.
+        # Also exclude numbers that are not finite, because metrics.jsonl has null for them and a
+        # replay only reads that file.
         row = {
             name: value
             for name, value in metrics.items()
@@ -195,7 +196,7 @@ class Watch:
 
 
 def read_number(recipe: Mapping[str, Any], path: str) -> float:
-    """Return the number at a dotted path of a resolved recipe; KeyError if there is none."""
+    """Return the number at a dotted path of a resolved recipe; raises KeyError if it is missing."""
     node: Any = recipe
     for key in path.split("."):
         node = node[int(key)] if isinstance(node, list) else node[key]

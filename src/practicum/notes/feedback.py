@@ -1,4 +1,4 @@
-"""The task's words about an answer: those of its verifier, or of its environment."""
+"""A note with the task's feedback on an answer, from its environment or its verifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from practicum.rollouts.fields import classify_outcome
 from practicum.types import Rollout
 
 NOTE = "feedback"
-"""The note under which an environment says something of a conversation."""
+"""The note in which an environment stores its feedback on a conversation."""
 
 
 class Config(NoteConfig):
-    """About which answers the task is asked."""
+    """The selection of answers to ask the task about."""
 
     type: Literal["feedback"] = "feedback"
     filter: Literal["all", "correct", "incorrect"] = Field(
-        default="all", description="about these answers only, by the verifier's reward"
+        default="all", description="answers to ask about, by the verifier's reward"
     )
 
 
@@ -33,7 +33,7 @@ class TaskFeedback(Note):
     task: Task
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
-        """Return what the environment noted, else what the task says."""
+        """Return the environment's feedback, otherwise the task's feedback."""
         return [self._ask(rollout) for rollout in rollouts]
 
     def _ask(self, rollout: Rollout) -> str | None:
@@ -45,5 +45,5 @@ class TaskFeedback(Note):
 
 
 def build(config: Config, context: NoteContext) -> Note:
-    """Ask the run's task."""
+    """Build the note with the run's task."""
     return TaskFeedback(config, context.task)

@@ -1,4 +1,4 @@
-"""The world's answers: the environment's turns after those of the student (OpenClaw-RL 2603.10165)."""
+"""A note with the environment's replies to the student's turns (OpenClaw-RL 2603.10165)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
 from practicum.types import Rollout
 
 NOTE = "next_state"
-"""The note under which an environment says what it answers to the last turn."""
+"""The note in which an environment stores its reply to the last turn."""
 
 
 class Config(NoteConfig):
@@ -17,7 +17,7 @@ class Config(NoteConfig):
 
     type: Literal["next_state"] = "next_state"
     turns: Literal["all", "last"] = Field(
-        default="all", description="all turns of the environment, or its last words alone"
+        default="all", description="all turns of the environment, or only its last reply"
     )
 
 
@@ -28,12 +28,12 @@ class WorldReplies(Note):
         self._config = config
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
-        """Return the environment's turns, one a line; None without any."""
+        """Return the environment's turns, one per line; None if it has no turn."""
         return [self._read(rollout) for rollout in rollouts]
 
     def _read(self, rollout: Rollout) -> str | None:
         texts = [turn.text for turn in rollout.turns if turn.role != "assistant"]
-        # What is answered to the last turn is no turn: the student never reads it.
+        # The reply to the last turn is stored as a note, because the student never reads it.
         texts += [rollout.notes[NOTE]] if NOTE in rollout.notes else []
         if self._config.turns == "last":
             texts = texts[-1:]
@@ -41,5 +41,5 @@ class WorldReplies(Note):
 
 
 def build(config: Config, context: NoteContext) -> Note:
-    """Nothing is needed but the conversation."""
+    """Build the note, which only needs the conversation."""
     return WorldReplies(config)

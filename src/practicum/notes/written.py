@@ -1,11 +1,11 @@
-"""A model fills a template: a hint, a critique, a probe, a lesson, the experience of a whole run.
+"""A note that a model writes from a template: a hint, a critique, a lesson, or a run's experience.
 
-The writer is the student itself, the recipe's teacher or reference, or any teacher that writes. A
-text depends on (seed, step, prompt, number) and on what the template shows. What a model wrote is
-data: it is cut to a length, and control tokens in it stay text.
+The writer is the student, the recipe's teacher or reference, or any other teacher that writes. A
+text depends on (seed, step, prompt, number) and on the text that the template shows. Model output
+is data: it is truncated, and control tokens in it stay text.
 
-With `unit: run` there is one text, the experience: answer after answer the writer reads it and the
-answer, and writes it anew (OEL 2603.16856).
+With `unit: run` there is one text, the experience. For each answer, the writer reads the
+experience and the answer, and rewrites the experience (OEL 2603.16856).
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,48 +55,50 @@ from practicum.types import (
 
 
 class Config(NoteConfig):
-    """The request, the writer, and the answers that it is about."""
+    """The request, the writer, and the selection of answers to write about."""
 
     type: Literal["written"] = "written"
     template: str | tuple[str, ...] = Field(
         min_length=1,
-        description="the request; of several the first whose fields are all there. Placeholders are "
-        "those of a privileged teacher, earlier notes, {transcript} (the conversation), "
-        "{attempts} (all answers to the prompt), and with `unit: run` the note's own name (its text "
-        "so far)",
+        description="the request, or a list: the first template with no missing field is used. "
+        "Placeholders: all placeholders of a privileged teacher, earlier notes, {transcript} (the "
+        "conversation), {attempts} (all answers to the prompt), and with `unit: run` the note's "
+        "name (its current text)",
     )
     author: Literal["student", "teacher", "reference"] = Field(
         default="student", description="the writer; the student writes with its newest weights"
     )
     writer: Plugin("teachers", TeacherConfig) | None = Field(  # type: ignore[valid-type]
-        default=None, description="another writer: any teacher that writes"
+        default=None, description="a separate writer: any teacher that writes"
     )
     filter: Literal["all", "correct", "incorrect"] = Field(
-        default="all", description="about these answers only, by the verifier's reward"
+        default="all", description="answers to write about, by the verifier's reward"
     )
     unit: Literal["answer", "prompt", "run"] = Field(
         default="answer",
-        description="one text for each answer, one for each prompt, or one for the run, which each "
-        "answer updates",
+        description="one text per answer, one per prompt, or one per run, which every answer "
+        "updates",
     )
     max_new_tokens: int = Field(
-        default=64, ge=1, description="longest text in tokens; with `right` the longest answer too"
+        default=64,
+        ge=1,
+        description="maximum length of a text in tokens; with `right` also of the teacher's answer",
     )
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    drafts: int = Field(default=1, ge=1, description="texts to write, one of which is the note")
+    drafts: int = Field(default=1, ge=1, description="drafts to write; one becomes the note")
     choose: Literal["longest", "overlap", "right"] = Field(
         default="longest",
-        description="of several drafts the longest; with `overlap` the one with which the teacher's "
-        "likeliest tokens are most often the student's (OpenClaw-RL 2603.10165), of equal ones the "
-        "shortest; with `right` the longest that the teacher answers rightly, and no note if there "
-        "is none",
+        description="selection among drafts: the longest; `overlap`: the draft that makes the "
+        "teacher's most likely tokens agree best with the student's (OpenClaw-RL 2603.10165), ties "
+        "to the shortest; `right`: the longest draft with which the teacher answers correctly, or no "
+        "note",
     )
     likeliest: int = Field(
-        default=4, ge=1, description="tokens of each of the two at each position, with `overlap`"
+        default=4, ge=1, description="with `overlap`, most likely tokens to compare per position"
     )
-    shortest: int = Field(default=1, ge=0, description="a text of fewer characters is no note")
+    shortest: int = Field(default=1, ge=0, description="minimum characters; discard shorter texts")
     characters: int = Field(
-        default=2000, ge=1, description="longer texts in the template are cut off"
+        default=2000, ge=1, description="maximum characters per field; longer fields are truncated"
     )
 
     @property
@@ -106,75 +108,78 @@ class Config(NoteConfig):
 
     @property
     def role(self) -> str:
-        """The writer's role, `writer` for one of its own."""
+        """The writer's role; `writer` if the note configures a separate writer."""
         return self.author if self.writer is None else "writer"
 
     @property
     def question(self) -> TopK:
-        """The likeliest tokens that a model is asked for, to choose by them."""
+        """The top-k signal that drafts are compared by."""
         return TopK(k=self.likeliest, support="teacher")
 
     def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the writer, if it has its own."""
+        """Return the settings of the separate writer, if one is configured."""
         return {} if self.writer is None else {"writer": self.writer}
 
     def find_problems(
         self, name: str, notes: Sequence[str], models: Mapping[str, Capabilities]
     ) -> list[str]:
-        """Return a line for a writer that is not there or writes nothing, and for a later note."""
+        """Return one line per problem: an unusable template, reader or writer."""
         problems = []
         fields = list_placeholders(" ".join(self.templates))
         later = notes[list(notes).index(name) + 1 :]
         problems += [
-            f"notes.{name}.template: {{{field}}} is made later; write that note before this one"
+            f"notes.{name}.template: {{{field}}} is made later; move that note before this one"
             for field in dict.fromkeys(fields)
             if field in later
         ]
         if (name in fields) != (self.unit == "run"):
             problems.append(
-                f"notes.{name}.template: {{{name}}} stands for the text so far, which unit: run has "
-                "and shows, and no other"
+                f"notes.{name}.template: {{{name}}} is the note's current text; use it if and only "
+                "if the note has unit: run"
             )
         if self.choose == "overlap":
             refusal = self.question.explain_refusal(models["teacher"])
             if refusal:
                 problems.append(
-                    f"notes.{name}.choose: overlap compares with the teacher, which {refusal}; write "
-                    "choose: longest, or another teacher"
+                    f"notes.{name}.choose: overlap compares with the teacher, which {refusal}; set "
+                    "choose: longest, or use another teacher"
                 )
         if self.choose == "right" and not models["teacher"].writes:
             problems.append(
                 f"notes.{name}.choose: right asks the teacher for answers, which writes nothing; "
-                "write choose: longest, or another teacher"
+                "set choose: longest, or use another teacher"
             )
         can = self._find_capabilities(models)
         where = f"notes.{name}.{'author' if self.writer is None else 'writer'}"
         if self.role != "student" and can is None:
             problems.append(
-                f"{where}: there is no {self.author}; write author: student, or a writer"
+                f"{where}: the recipe has no {self.author}; set author: student, or add a writer"
             )
         elif can is not None and not can.writes:
             problems.append(
-                f"{where}: this {self.role} writes nothing; write author: student, or take a writer "
+                f"{where}: this {self.role} writes nothing; set author: student, or use a writer "
                 "such as {type: model, model: ...} or {type: chat_api, ...}"
             )
         return problems
 
     def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
-        """Return True if who writes or chooses is made of the student, or reads earlier steps."""
+        """Return True if the writer or reader follows the student, or the note reads earlier steps."""
         capabilities = [self._find_capabilities(models)]
         capabilities += [models["teacher"]] if self.choose != "longest" else []
         follows = any(can is None or can.follows_student for can in capabilities)
         return follows or self.unit == "run"
 
     def _find_capabilities(self, models: Mapping[str, Capabilities]) -> Capabilities | None:
-        """Return what the writer can do; None for the student, or without a writer."""
+        """Return the writer's capabilities; None for the student, or without a writer."""
         return models.get(self.author) if self.writer is None else self.writer.capabilities()
 
 
 @dataclass(slots=True)
 class WrittenNote(Note):
-    """See the module; without a `writer` the student writes. The `reader` chooses among drafts."""
+    """A note written by a model, see the module documentation.
+
+    Without a `writer` the student writes. The `reader` chooses among drafts.
+    """
 
     config: Config
     renderer: Renderer
@@ -184,10 +189,10 @@ class WrittenNote(Note):
     writer: Teacher | None = None
     reader: Teacher | None = None
     experience: str | None = None
-    """For `unit: run` the text after the steps so far."""
+    """With `unit: run`, the text after the last finished step."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
-        """Return the text of each rollout; None where it lacks a field, or nothing was written."""
+        """Return the text for each rollout; None if a field is missing or nothing was written."""
         fields = _list_fields(rollouts)
         subjects = {
             row: rollout
@@ -198,7 +203,7 @@ class WrittenNote(Note):
         texts = write(subjects, fields, moment)
         if self.config.unit != "prompt":
             return [texts.get(row) for row in range(len(rollouts))]
-        # A text for a prompt is about its first answer, and all of the prompt's answers have it.
+        # The text for a prompt is about its first answer; all answers to the prompt share it.
         by_prompt = {rollouts[row].prompt.id: text for row, text in texts.items()}
         return [by_prompt.get(rollout.prompt.id) for rollout in rollouts]
 
@@ -208,7 +213,7 @@ class WrittenNote(Note):
         fields: Sequence[Mapping[str, str]],
         moment: NoteMoment,
     ) -> dict[int, str | None]:
-        """Return the texts by the row of the rollout that each is about."""
+        """Return the texts by rollout row."""
         requests: dict[int, str] = {}
         prompts: set[str] = set()
         for row, rollout in rollouts.items():
@@ -227,11 +232,11 @@ class WrittenNote(Note):
         fields: Sequence[Mapping[str, str]],
         moment: NoteMoment,
     ) -> dict[int, str | None]:
-        """Return the experience after each rollout, written from that before it."""
+        """Return the experience after each rollout, each written from the previous experience."""
         experience = self.experience
         texts: dict[int, str | None] = {}
         for row, rollout in rollouts.items():
-            # A replayed rollout may bring the text of its own step, which is not the newest.
+            # A replayed rollout may carry an outdated text, from the step that sampled it.
             newest = {name: text for name, text in fields[row].items() if name != self.name}
             if experience is not None:
                 newest[self.name] = experience
@@ -242,7 +247,7 @@ class WrittenNote(Note):
         return texts
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Keep the newest text, if it is of the whole run."""
+        """Keep the newest text if the note has `unit: run`."""
         if self.config.unit == "run":
             texts = [datum.rollout.notes.get(self.name) for datum in data]
             self.experience = next(filter(None, reversed(texts)), self.experience)
@@ -255,12 +260,12 @@ class WrittenNote(Note):
         return {"experience": torch.frombuffer(content, dtype=torch.uint8)}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a saved experience."""
+        """Restore a saved experience."""
         if "experience" in tensors:
             self.experience = bytes(tensors["experience"].tolist()).decode()
 
     def _fill(self, fields: Mapping[str, str]) -> str | None:
-        """Return the first template whose fields are all there, filled in; None if there is none."""
+        """Fill in the first template that has all of its fields; None if every template lacks one."""
         for template in self.config.templates:
             if fields.keys() >= set(list_placeholders(template)):
                 limit = self.config.characters
@@ -270,7 +275,7 @@ class WrittenNote(Note):
     def _write_drafts(
         self, subjects: Sequence[Rollout], requests: Sequence[str], moment: NoteMoment
     ) -> list[str | None]:
-        """Return the draft that is kept of a text about each rollout; None where none was written."""
+        """Write drafts about each rollout and return the chosen draft; None if none was written."""
         keys = [
             (self.seed, "note", moment.step, rollout.prompt.id, rollout.sample)
             for rollout in subjects
@@ -294,10 +299,10 @@ class WrittenNote(Note):
         drafts: Sequence[Sequence[str]],
         student: SamplingClient,
     ) -> list[list[str]]:
-        """Return each rollout's drafts, first the one after which the reader agrees most with the student.
+        """Sort each rollout's drafts by how well the reader then agrees with the student, best first.
 
-        At each token of the answer, the reader's likeliest tokens after a draft are compared with
-        the student's own. Drafts that agree equally are ordered by length, the shortest first.
+        At each token of the answer, the reader's most likely tokens, given the draft, are compared
+        with the student's most likely tokens. Ties are ordered by length, shortest first.
         """
         ordered = [sorted(dict.fromkeys(texts), key=len) for texts in drafts]
         rows = [row for row, texts in enumerate(ordered) if len(texts) > 1]
@@ -327,9 +332,9 @@ class WrittenNote(Note):
     def _keep_right(
         self, rollouts: Sequence[Rollout], drafts: Sequence[Sequence[str]]
     ) -> list[list[str]]:
-        """Return those of each rollout's drafts with which the reader answers its prompt rightly.
+        """Keep the drafts of each rollout with which the reader answers the prompt correctly.
 
-        The reader sees a draft as it sees the note, and answers greedily.
+        The reader sees a draft in the place of the note, and answers greedily.
         """
         pairs = [(row, text) for row, texts in enumerate(drafts) for text in dict.fromkeys(texts)]
         if not pairs:
@@ -354,7 +359,7 @@ class WrittenNote(Note):
     def _ask(
         self, writer: Teacher, requests: Sequence[TeacherRequest], temperature: float
     ) -> list[Sample]:
-        """Return what a teacher writes; CapabilityError if it cannot write here."""
+        """Sample the requests from a teacher; CapabilityError if it cannot write here."""
         params = SamplingParams(
             self.config.max_new_tokens, temperature, stop_ids=self.renderer.stop_ids
         )
@@ -363,7 +368,7 @@ class WrittenNote(Note):
             role = "teacher" if writer is self.reader else self.config.role
             raise CapabilityError(
                 f"notes.{self.name}: this {role} cannot write here; "
-                "write author: student and choose: longest"
+                "set author: student and choose: longest"
             )
         return samples
 
@@ -374,7 +379,7 @@ class WrittenNote(Note):
         seeds: Sequence[int],
         moment: NoteMoment,
     ) -> list[Sample]:
-        """Return what the writer writes to each text."""
+        """Return the writer's reply to each text."""
         messages = [(Message("user", text),) for text in texts]
         if self.writer is None:
             params = SamplingParams(
@@ -390,13 +395,13 @@ class WrittenNote(Note):
         return self._ask(self.writer, requests, self.config.temperature)
 
     def _read(self, sample: Sample) -> str | None:
-        """Return the words of a sample; None if it failed or is too short to be a note."""
+        """Return the text of a sample; None if it failed or is too short to be a note."""
         text = self._decode(sample)
         is_note = sample.stop_reason not in FAILURES and len(text) >= self.config.shortest
         return text if is_note else None
 
     def _decode(self, sample: Sample) -> str:
-        """Return the words of a sample, without control tokens."""
+        """Return the text of a sample, without control tokens."""
         if sample.text is not None:
             return sample.text.strip()
         special = self.renderer.special_ids
@@ -407,9 +412,9 @@ class WrittenNote(Note):
 def _count_shared(
     rollout: Rollout, student_ids: Int[Tensor, "T K"], reader_ids: Int[Tensor, "t k"]
 ) -> int:
-    """Return how many tokens two models have in common among their likeliest, over all positions.
+    """Count the tokens that are among the most likely tokens of both models, over all positions.
 
-    Only the positions with a loss count. A model that said nothing shares nothing.
+    Only positions with a loss count. The count is 0 if a model returned no signal.
     """
     if len(student_ids) != len(reader_ids):
         return 0
@@ -418,7 +423,7 @@ def _count_shared(
 
 
 def _list_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
-    """Return the texts of the placeholders by their names, for each rollout."""
+    """Return the placeholder texts by name, for each rollout."""
     successes = find_successes(rollouts)
     groups = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts)
     return [
@@ -432,7 +437,7 @@ def _list_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
 
 
 def _describe(rollout: Rollout, group: Sequence[Rollout]) -> dict[str, str]:
-    """Return the texts that only a writer needs: the transcript, and the group's answers."""
+    """Return the fields that only a writer needs: the transcript and the group's answers."""
     turns = [(turn.role, turn.text) for turn in rollout.turns] or [("assistant", rollout.text)]
     prompt_turns = [(turn.role, turn.content) for turn in rollout.prompt.messages]
     return {

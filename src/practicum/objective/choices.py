@@ -17,7 +17,7 @@ from practicum.objective.entries import Choice, read_entry
 class EntrySchema:
     """The JSON Schema of an entry of a table: its name, a call, or a mapping by `type`.
 
-    It is made when it is asked for, so that a later `register` counts.
+    It is built on request, so that it includes entries registered later.
     """
 
     kind: str

@@ -26,8 +26,8 @@ class ClipCall(Call):
     """A bound on a part of a term's loss.
 
     - part: the part that is bounded
-    - clips_losses: it takes the gradient of whole tokens, see `find_clipped`
-    - clips_entries: it takes the gradient of single candidates, see `clip_entries`
+    - clips_losses: it removes the gradient of whole tokens, see `find_clipped`
+    - clips_entries: it removes the gradient of single candidates, see `clip_entries`
     """
 
     part: ClassVar[ClippedPart] = "nothing"
@@ -42,7 +42,7 @@ class ClipCall(Call):
             check_shape("find_clipped", self.find_clipped(EXAMPLE[:, 0]), (2,))
 
     def bound(self, advantage: Tensor) -> Tensor:
-        """Return a teacher's advantages within the bounds, if they are of advantages."""
+        """Return a teacher's advantages within the bounds, if the clip bounds advantages."""
         return advantage
 
     def find_clipped(self, divergence: Float[Tensor, " T"]) -> Bool[Tensor, " T"]:
@@ -50,7 +50,7 @@ class ClipCall(Call):
         raise NotImplementedError
 
     def clip_entries(self, contributions: Float[Tensor, "T K"]) -> Float[Tensor, "T K"]:
-        """Return the contributions of candidates, some of them constant."""
+        """Return the contributions of candidates, with clipped contributions held constant."""
         return contributions
 
 

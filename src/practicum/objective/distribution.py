@@ -20,9 +20,9 @@ EXAMPLE = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]).log()
 class TeacherDistribution(TokenColumns):
     """The signal of a teacher at T tokens.
 
-    It is the full distribution, the candidates, the sampled token, or nothing. With `outside`
-    the full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown`
-    tokens the numbers about the sampled token mean nothing. `level` added to the full distribution
+    It is the full distribution, the candidates, the sampled token, or nothing. With `outside` the
+    full distribution has one more entry, see `practicum.types.TeacherSignal`; at `unknown` tokens
+    the numbers about the sampled token are meaningless. `level` added to the full distribution
     gives the raw logits. `own` has the tokens that the student lacks, if a term asks for them.
     `spaces` and the level of the student's raw logits (`student_level`) are set for signals that
     ask for them, and so are `extras` and `constants`.
@@ -44,7 +44,7 @@ class TeacherDistribution(TokenColumns):
 
     @property
     def is_empty(self) -> bool:
-        """Return True if the teacher gave nothing about these tokens."""
+        """Return True if the teacher gave no signal at these tokens."""
         answers = (self.full, self.topk_ids, self.topk_logprobs, self.logprobs)
         return all(answer is None for answer in answers)
 

@@ -40,9 +40,9 @@ class Choice(FrozenConfig):
 def read_entry(kind: str, raw: Any) -> dict[str, Any]:
     """Read a name, a call or a mapping as the fields of a `Choice` of a kind.
 
-    Raise ValueError with what to write instead, also for an entry of the user's that fails when it
-    is tried. The table is looked up at every reading, so that a later `register` counts. An entry
-    itself is registered under its name.
+    Raise ValueError with a suggestion, also for a user-defined entry that fails in a trial call.
+    The table is read every time, so that a later `register` has an effect. An entry object is
+    registered under its name.
     """
     cls, table = TABLES[kind]
     if isinstance(raw, cls):
@@ -87,14 +87,14 @@ def look_up(kind: str, name: str) -> Any:
 
 
 def check_advantage(name: str) -> str:
-    """Return the name of an advantage; raise ValueError if there is none or it fails."""
+    """Return the name of an advantage; raise ValueError if it is unknown or its function fails."""
     entry = look_up("advantage", name)
     try_foreign(f"advantage {name!r}", lambda: _TRIALS["advantage"](entry, {}))
     return name
 
 
 def _explain_no_name(kind: str, raw: Any) -> str:
-    """Return what to write instead of a function, an entry or anything else that is no name."""
+    """Explain what to write instead of a function, an entry or any other value that is not a name."""
     cls, table = TABLES[kind]
     names = f"known: {', '.join(table)}"
     if callable(raw):
@@ -108,11 +108,11 @@ def _explain_no_name(kind: str, raw: Any) -> str:
 
 
 _KINDS = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
-"""The types of parameters, by that of the default: in words, and what is accepted."""
+"""The type of a parameter by the type of its default: its description, and the accepted types."""
 
 
 def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
-    """Raise ValueError if a parameter is none that a recipe can write."""
+    """Raise ValueError if a recipe cannot write a parameter."""
     for key, default in defaults.items():
         if type(default) not in _KINDS:
             raise ValueError(
@@ -191,4 +191,6 @@ _TRIALS: dict[str, Callable[[Any, Arguments], Any]] = {
     ),
     "reward": _try_reward,
 }
-"""One call of an entry of each kind on the smallest input, which shows a function of other form."""
+"""A call of an entry of each kind on the smallest input, which detects functions with a wrong
+signature.
+"""

@@ -27,7 +27,7 @@ class EstimatorCall(Call):
     - pathwise: it differentiates the divergence itself, not the log-probability of a token
     - over_candidates: it sums over the candidates of a topk signal
     - subtracts: the baseline of its returns
-    - accumulates: a token's return is made of other tokens' advantages, see `compute_returns`
+    - accumulates: a token's return depends on other tokens' advantages, see `compute_returns`
     """
 
     pathwise: ClassVar[bool] = False
@@ -44,7 +44,7 @@ class EstimatorCall(Call):
 
     @property
     def accumulates(self) -> bool:
-        """Return True if the return of a token is made of other tokens' advantages."""
+        """Return True if the return of a token depends on other tokens' advantages."""
         return False
 
     def resolve(self, usual: "EstimatorCall") -> "EstimatorCall":
@@ -52,7 +52,7 @@ class EstimatorCall(Call):
         return self
 
     def explain_misuse(self, divergence: str, candidates: int) -> str | None:
-        """Return why it cannot go with a divergence or a signal of so many candidates, or None."""
+        """Explain why it does not support a divergence or this many candidates, or return None."""
         return None
 
     def compute_returns(
@@ -93,11 +93,11 @@ class ScoreFunction(EstimatorCall):
     `gamma` 1 is the sequence-level gradient.
 
     `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean
-    return of the other completions of the prompt. `start` 1 begins the return at the next token,
-    beside a pathwise term for this one, and `length` mean divides it by the number of remaining
-    tokens (MiniLLM 2306.08543). `over` candidates sums over the candidates of a topk signal, each
-    with its renormalised student probability (2604.13016). `unit` turn adds up the rest of the turn,
-    and the later turns of a conversation with `gamma` a turn.
+    return of the prompt's remaining completions. `start` 1 begins the return at the next token, for
+    use with a pathwise term at the current token, and `length` mean divides it by the number of
+    remaining tokens (MiniLLM 2306.08543). `over` candidates sums over the candidates of a topk
+    signal, each with its renormalised student probability (2604.13016). `unit` turn adds up the rest
+    of the turn, and the later turns of a conversation, discounted by `gamma` per turn.
     """
 
     type: Literal["score_function"] = "score_function"
@@ -124,7 +124,7 @@ class ScoreFunction(EstimatorCall):
         return self.gamma > 0 or self.unit == "turn"
 
     def explain_misuse(self, divergence: str, candidates: int) -> str | None:
-        """Refuse arguments that contradict each other, or candidates that no signal has."""
+        """Refuse arguments that contradict each other, or candidates that the signal does not have."""
         if self.unit == "turn" and (self.start, self.length) != (0, "sum"):
             return "unit=turn adds up the rest of a turn; leave out start and length"
         if self.over != "candidates":

@@ -1,7 +1,7 @@
-"""The base of all signals of a term, and the three questions that a teacher answers.
+"""The base of all signals of a term, and the three signals that a teacher can give.
 
 A signal is one file of `practicum.objective.signals`, or a module of another package, with a class
-`Config` below `SignalCall`: what it asks of a teacher, and how the answer becomes a loss.
+`Config` below `SignalCall`: the question to a teacher, and the way from the answer to a loss.
 """
 
 from collections.abc import Mapping
@@ -37,17 +37,17 @@ AdvantageName = Annotated[str, AfterValidator(check_advantage)]
 class Capabilities:
     """The answers that a scorer can give.
 
-    These are the signals, the supports of a top-k signal and the largest k (None: any). `writes`
-    is True if it can also generate completions. `needs_candidates` is True if a top-k request on
-    the student's support must contain the candidates, because the student runs elsewhere.
-    `raw_logits` is True if the heads that come with the signal `full` give logits as the model
-    computes them, before a softmax. `splits_answers` is True if the answers of several members become
-    several losses. `follows_student` is True if a teacher may change as the student learns, or shares
-    its modules: it is then asked at its own step and never ahead. That is also the default for a
-    teacher that does not declare it. `by_span` is True if a sampled log-probability may be that of
-    several tokens together; see `practicum.types.TeacherSignal`. `repeats_scores` is True if all
-    tokens of an answer may have one score although nothing is wrong. `advice` says what to write for
-    further signals.
+    `signals`, `supports` and `largest_k` are the signals, the supports of a top-k signal and the
+    largest k (None: any). `writes` is True if the scorer can also generate completions.
+    `needs_candidates` is True if a top-k request on the student's support must contain the
+    candidates, because the student runs elsewhere. `raw_logits` is True if the heads that come with
+    the signal `full` give raw logits of the model, before a softmax. `splits_answers` is True if
+    the answers of several members are trained as separate losses. `follows_student` is True if a
+    teacher may change as the student learns, or shares its modules: it is then called in the step
+    that needs it, never ahead of time. True is also the default for a teacher that does not declare
+    it. `by_span` is True if a sampled log-probability may be the joint log-probability of several
+    tokens; see `practicum.types.TeacherSignal`. `repeats_scores` is True if identical scores for
+    all tokens of an answer are no sign of an error. `advice` explains how to get further signals.
     """
 
     signals: frozenset[SignalName]
@@ -80,7 +80,7 @@ class SignalCall(Call):
     - compares: it computes its own divergence with `compare`
     - differentiates_token: it differentiates the sampled token by `compute_span_advantage`
     - unshared: it reads tokens that only one of two vocabularies has
-    - alone: it uses only the student's whole distribution
+    - alone: it uses only the student's full distribution
     - needs_student_level: it reads the level of the student's raw logits
     - usual: the estimator that `auto` stands for
     """
@@ -99,7 +99,7 @@ class SignalCall(Call):
 
     @property
     def question(self) -> "Full | Sampled | TopK | None":
-        """Return the signal to ask of a teacher; None if no teacher is asked."""
+        """Return the signal to request from a teacher; None if no teacher is needed."""
         return None
 
     @property
@@ -124,12 +124,14 @@ class SignalCall(Call):
 
     @property
     def step(self) -> int:
-        """Return the tokens of a step of the returns that it makes of raw logits; 0 without any."""
+        """Return the number of tokens per step of returns computed from raw logits; 0 without such
+        returns.
+        """
         return 0
 
     @property
     def outcome(self) -> AdvantageName | None:
-        """Return the rule that makes an advantage of the verifier's reward.
+        """Return the rule that turns the verifier's reward into an advantage.
 
         None if the reward has no part in the signal.
         """
@@ -137,12 +139,12 @@ class SignalCall(Call):
 
     @property
     def by_reward(self) -> bool:
-        """Return True if the verifier's reward decides which completions become likelier."""
+        """Return True if the verifier's reward decides which completions become more likely."""
         return self.outcome is not None
 
     @property
     def reward_unit(self) -> Literal["rollout", "episode", "turn"]:
-        """Return what has an advantage of its own: a rollout, a whole conversation, or each turn."""
+        """Return the unit that gets an advantage: a rollout, a whole conversation, or each turn."""
         return "rollout"
 
     @property
@@ -152,16 +154,18 @@ class SignalCall(Call):
 
     @property
     def span_share(self) -> Literal["whole", "even", "surprise"]:
-        """Return what each token of a span gets of the span's advantage."""
+        """Return the share of a span's advantage that each of its tokens gets."""
         return "whole"
 
     @property
     def answers_for_ends(self) -> bool:
-        """Return True if the token after a span answers for the end of the span."""
+        """Return True if the token after a span accounts for the end of the span."""
         return False
 
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
-        """Return why the scorer cannot give this signal, and what it can give; None if it can."""
+        """Explain why the scorer cannot give this signal, and list the signals it can give; None if
+        it can.
+        """
         if self.question is None or self.question.type in capabilities.signals:
             return None
         return (
@@ -171,14 +175,17 @@ class SignalCall(Call):
         )
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Return why the signal cannot go with an estimator, a divergence or a target, or None.
+        """Explain why the signal does not support an estimator, a divergence or a target, or return
+        None.
 
         `plain` is True if the target is the unmodified teacher.
         """
         return None
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
-        """Return why the signal does not support a reward, a clip or the term's source, or None."""
+        """Explain why the signal does not support a reward, a clip or the term's source, or return
+        None.
+        """
         return None
 
     @property
@@ -250,9 +257,9 @@ class Full(SignalCall):
 class Sampled(SignalCall):
     """The teacher's log-probability of each token that the student sampled.
 
-    `share` is what each token of a span gets of its log-ratio: `whole`, the exact gradient; `even`;
-    or `surprise`, as the token's log-probability is to the span's (DPCA 2606.09456). The latter two
-    are no gradients: see [another tokenizer](teachers.md#another-tokenizer).
+    `share` is the share of a span's log-ratio that each token gets: `whole`, the exact gradient;
+    `even`; or `surprise`, proportional to the token's log-probability (DPCA 2606.09456). The last
+    two are not gradients: see [another tokenizer](teachers.md#another-tokenizer).
     """
 
     type: Literal["sampled"] = "sampled"
@@ -262,7 +269,7 @@ class Sampled(SignalCall):
 
     @property
     def question(self) -> "Sampled":
-        """Return the signal without the share, which is no business of the teacher's."""
+        """Return the signal without the share, which does not concern the teacher."""
         return Sampled()
 
     @property
@@ -272,11 +279,11 @@ class Sampled(SignalCall):
 
     @property
     def answers_for_ends(self) -> bool:
-        """Return True for the exact gradient: losses as published say nothing about ends."""
+        """Return True for the exact gradient: published losses do not define the ends of spans."""
         return self.share == "whole"
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Refuse to differentiate a divergence that is known at one token only."""
+        """Refuse to differentiate a divergence that is only known at one token."""
         if self.share != "whole" and divergence != "reverse_kl":
             return (
                 f"share {self.share!r} divides the log-ratio of a span among its tokens; write "
@@ -291,7 +298,7 @@ class Sampled(SignalCall):
 
 
 class TopK(SignalCall):
-    """K candidates a token, chosen by `support`; `tail` decides about the mass outside them."""
+    """K candidates per token, chosen by `support`; `tail` decides about the mass outside them."""
 
     type: Literal["topk"] = "topk"
     k: int = Field(default=64, ge=1)
@@ -337,18 +344,18 @@ class TopK(SignalCall):
         return None
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Refuse a divergence that is no sum over the candidates that the tail leaves."""
+        """Refuse a divergence that is not a sum over the candidates that remain under the tail."""
         pathwise = gradient.pathwise
         if self.tail == "drop" and pathwise and divergence != "ce":
             return (
-                "a partial sum over candidates (tail 'drop') is no divergence: "
+                "a partial sum over candidates (tail 'drop') is not a divergence: "
                 "it can be negative and its gradient ignores the rest; "
                 "write tail=bucket or tail=renorm, or divergence: ce"
             )
         if self.tail == "renorm_teacher" and not (pathwise and divergence in ("ce", "forward_kl")):
             return (
-                "tail 'renorm_teacher' sums over the tokens that the truncated teacher may say, "
-                "which leaves nothing out of ce and forward_kl alone; write divergence: "
+                "tail 'renorm_teacher' sums over the tokens that the truncated teacher can generate, "
+                "which is complete only for ce and forward_kl; write divergence: "
                 "forward_kl with estimator: pathwise, or tail=renorm"
             )
         return None

@@ -30,7 +30,7 @@ from practicum.objective.targets.teacher import Config as TeacherTarget
 from practicum.types import Datum, FrozenConfig
 
 VERIFIER = "verifier"
-"""The scorer that every task is: its reward needs no entry among the recipe's scorers."""
+"""The task itself as a scorer: its reward needs no entry in the recipe's scorers."""
 
 OTHER_ANSWERS = {
     "correct": "incorrect",
@@ -38,7 +38,7 @@ OTHER_ANSWERS = {
     "failed_group": "solved_group",
     "solved_group": "failed_group",
 }
-"""The filters by outcome, each with the filter that selects the other completions."""
+"""The filters by outcome, each with the filter that selects the complementary completions."""
 
 
 class Term(BaseModel):
@@ -50,7 +50,7 @@ class Term(BaseModel):
 
     signal: Signal = Full()
     against: Literal["teacher", "reference"] = Field(
-        default="teacher", description="whom the term is about"
+        default="teacher", description="the model that the term is about"
     )
     target: Target = TeacherTarget()
     divergence: DivergenceChoice = Choice(name="reverse_kl")
@@ -63,10 +63,10 @@ class Term(BaseModel):
     )
     scorer: str = Field(
         default=VERIFIER,
-        description="whose reward the term learns from, compares or filters by: `verifier`, or a "
-        "name in [scorers](scorers.md)",
+        description="the scorer of the rewards that the term learns from, compares or filters by: "
+        "`verifier`, or a name in [scorers](scorers.md)",
     )
-    clip: Clip = Field(default=NoClip(), description="what is held within bounds")
+    clip: Clip = Field(default=NoClip(), description="the part of the loss that is clipped")
     weights: WeightChoice = Choice(name="all")
     samples: SampleWeightChoice = Field(
         default=Choice(name="uniform"),
@@ -75,13 +75,13 @@ class Term(BaseModel):
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"] = Field(
         default="all",
         description=(
-            "only completions with reward 1 or below it, or of prompts without or with a right one"
+            "only completions with reward 1 or below 1, or of prompts without or with a right answer"
         ),
     )
     source: Literal["all", "student", "dataset", "teacher", "reference", "environment"] = Field(
         default="all",
-        description="only tokens of this writer: see [rollouts](rollouts.md); `all` leaves out "
-        "those of an environment",
+        description="only tokens of this writer: see [rollouts](rollouts.md); `all` excludes "
+        "tokens of an environment",
     )
     coefficient: float = 1.0
 
@@ -122,7 +122,7 @@ class Term(BaseModel):
             return None
         is_reverse_kl = self.signal.sampled and self.divergence.name == "reverse_kl"
         if is_reverse_kl and self.target.is_product:
-            # The normaliser depends on the state alone, so its score function has expectation 0.
+            # The normaliser depends only on the state, so its score function has expectation 0.
             return None
         return (
             f"target {self.target.name!r} must be renormalised over the whole vocabulary; "
@@ -154,13 +154,11 @@ class Term(BaseModel):
             )
         if self.clip.part == "divergence" and not (self.needs_signal and self.gradient.pathwise):
             return (
-                f"clip {self.clip.name!r} is of a divergence that is differentiated; "
+                f"clip {self.clip.name!r} is for a divergence that is differentiated; "
                 "for an advantage write clip: advantage(-5, 5)"
             )
         if self.clip.part == "advantage" and not self.has_advantages:
-            return (
-                "clip 'advantage' is of tokens' advantages; for a divergence write clip: loss(0.05)"
-            )
+            return "clip 'advantage' is for tokens' advantages; for a divergence write clip: loss(0.05)"
         return None
 
     def _check_weights(self) -> str | None:
@@ -168,13 +166,13 @@ class Term(BaseModel):
             return f"weights {self.weights.name!r} ranks the whole vocabulary; write signal: full"
         if not self.needs_signal and self.weighs_by_teacher:
             return (
-                f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.name!r} "
-                "does not ask"
+                f"weights {self.weights.name!r} needs a teacher, and signal {self.signal.name!r} "
+                "uses none"
             )
         if not self.needs_signal and self.samples_by_teacher:
             return (
-                f"samples {self.samples.name!r} needs a teacher, whom signal {self.signal.name!r} "
-                "does not ask"
+                f"samples {self.samples.name!r} needs a teacher, and signal {self.signal.name!r} "
+                "uses none"
             )
         return None
 
@@ -194,7 +192,7 @@ class Term(BaseModel):
         if not chosen:
             return None
         return (
-            f"signal 'pair' takes whole answers of a prompt as they are; leave out "
+            f"signal 'pair' takes whole answers of a prompt unchanged; leave out "
             f"{' and '.join(chosen)}"
         )
 
@@ -203,7 +201,7 @@ class Term(BaseModel):
             return None
         if self.on_sampled_token or self.signal.pairs:
             return (
-                "source 'environment' is about tokens that nobody chose, so none has an advantage; "
+                "source 'environment' trains on tokens that no policy sampled, which have no advantage; "
                 "write signal: text, divergence: ce, or another term with estimator: pathwise"
             )
         if self.samples.name != "uniform":
@@ -226,7 +224,7 @@ class Term(BaseModel):
     def build_comparison(
         self, student: Tensor, teacher: TeacherDistribution, tokens: Tensor
     ) -> SignalComparison:
-        """Return what the signal's own comparison reads at the same T tokens."""
+        """Build the input of the signal's own comparison at the same T tokens."""
         entry = DIVERGENCES[self.divergence.name]
         return SignalComparison(student, teacher, tokens, entry, self.parameter, self.against)
 
@@ -235,17 +233,17 @@ class Term(BaseModel):
         return DIVERGENCES[self.divergence.name].advantage(student, teacher, self.parameter)
 
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
-        """Return why the scorer cannot answer the term, and what to write instead, or None."""
+        """Explain why the scorer cannot answer the term, and how to change the term, or return None."""
         if problem := self.signal.explain_refusal(capabilities):
             return problem
-        # A binarised divergence is of a distribution of two, and knows both probabilities.
+        # A binarised divergence compares distributions over two outcomes, so both probabilities are known.
         name = self.divergence.name
         by_span = capabilities.by_span and isinstance(self.signal, Sampled)
         if not by_span or DIVERGENCES[name].f_divergence:
             return None
-        # It depends on more than the ratio of the two probabilities, which spans compare by.
+        # It depends on more than the ratio of the two probabilities, and spans only have this ratio.
         return (
-            f"tells of spans by the ratio of their probabilities, and {name!r} is no function of "
+            f"compares spans by the ratio of their probabilities, and {name!r} is not a function of "
             "it; write divergence: reverse_kl or another f-divergence"
         )
 
@@ -266,7 +264,7 @@ class Term(BaseModel):
 
     @property
     def reward_advantage(self) -> str:
-        """Return the name of the advantage of the reward that joins a teacher's; empty if none does."""
+        """Return the advantage of the reward that joins a teacher's advantage; empty without a reward."""
         return str(self.reward.arguments["advantage"]) if self.has_reward else ""
 
     @property
@@ -314,7 +312,7 @@ class Term(BaseModel):
     def learns_from_reward(self) -> bool:
         """Return True if the term trains on the verifier's reward.
 
-        The reward is then an advantage, or selects the completions whose likelihood rises.
+        The reward is then an advantage, or selects the completions that become more likely.
         """
         chosen = self.filter in OTHER_ANSWERS or SAMPLE_WEIGHTS[self.samples.name].by_reward
         return self.has_rewarded_advantage or (self.signal.label and chosen)
@@ -343,7 +341,7 @@ class Term(BaseModel):
         The losses then need a first pass without gradient.
         """
         gradient = self.gradient
-        # A return or a group's mean adds up other tokens, as do products and sorted weights below.
+        # A return or a group's mean depends on other tokens, as do the products and sorted weights below.
         return (
             gradient.accumulates
             or gradient.subtracts == "group_mean"
@@ -388,8 +386,8 @@ class Objective(FrozenConfig):
             )
         if self.aggregate != "seq_mean_token_sum_norm" and self.aggregate_norm is not None:
             raise ValueError(
-                "aggregate_norm divides under aggregate 'seq_mean_token_sum_norm' only, "
-                f"not under {self.aggregate!r}; leave it out or change the aggregate"
+                "aggregate_norm is only used by aggregate 'seq_mean_token_sum_norm', "
+                f"not by {self.aggregate!r}; leave it out or change the aggregate"
             )
         is_sampled = self.signal is not None and self.signal.sampled
         for term in self.losses:
@@ -401,7 +399,7 @@ class Objective(FrozenConfig):
         return self
 
     def split_observed(self) -> "tuple[Objective | None, Objective | None]":
-        """Return the terms about the writers of rollouts, and those about an environment's words."""
+        """Return the terms about tokens of writers, and the terms about tokens of an environment."""
         of_writers = tuple(term for term in self.losses if not term.observes)
         observed = tuple(term for term in self.losses if term.observes)
         return tuple(  # type: ignore[return-value]
@@ -431,7 +429,7 @@ class Objective(FrozenConfig):
 
     @property
     def learning(self) -> SignalCall | None:
-        """Return the first signal with weights of its own, which learn beside the student's."""
+        """Return the first signal that has its own weights, which train together with the student's."""
         signals = (term.signal for term in self.losses)
         return next((signal for signal in signals if signal.maps_pace is not None), None)
 
@@ -443,7 +441,7 @@ class Objective(FrozenConfig):
     def needs_first_pass(self, datums: Iterable[Datum]) -> bool:
         """Return True if a token's coefficient depends on other tokens, so that a pass comes first.
 
-        They are those of the objective's returns and weights, or of a teacher's spans.
+        Such coefficients come from the objective's returns and weights, or from a teacher's spans.
         """
         return self.needs_sequences or any(datum.shared_starts is not None for datum in datums)
 

@@ -11,11 +11,11 @@ class StatesSignal(SignalCall):
         """Refuse also a teacher without hidden states."""
         if problem := super().explain_refusal(capabilities):
             return problem
-        # A translated teacher gives states through a head that is folded, which are no raw logits.
+        # A translated teacher's states go through a folded head, so its logits are not raw logits.
         if capabilities.raw_logits or capabilities.by_span:
             return None
         return (
-            f"gives no hidden states, which signal {self.name!r} reads; write signal: full, or take a "
+            f"gives no hidden states, which signal {self.name!r} needs; set signal: full, or use a "
             "teacher of type model, self or translated"
         )
 
@@ -24,6 +24,6 @@ class StatesSignal(SignalCall):
         if gradient.pathwise and plain:
             return None
         return (
-            f"signal {self.name!r} differentiates a divergence of its own; leave out target and "
+            f"signal {self.name!r} differentiates its own divergence; leave out target and "
             "estimator"
         )

@@ -25,7 +25,7 @@ class TargetCall(Call):
     - is_plain: it is the unmodified teacher
     - is_label: it is one token
     - is_product: it is a product of powers, which needs no normaliser at a sampled token
-    - needs_reference: it is made of the reference's distribution as well
+    - needs_reference: it also depends on the reference's distribution
     """
 
     @property
@@ -35,7 +35,7 @@ class TargetCall(Call):
 
     @property
     def is_label(self) -> bool:
-        """Return True if the target is the teacher's likeliest token."""
+        """Return True if the target is the teacher's most likely token."""
         return False
 
     @property
@@ -73,7 +73,7 @@ class TargetCall(Call):
         student: Float[Tensor, " T"],
         reference: Float[Tensor, " T"] | None,
     ) -> Float[Tensor, " T"]:
-        """Return the target's log-probability of sampled tokens, less a constant of the state.
+        """Return the target's log-probability of sampled tokens, up to a constant that depends on the state.
 
         It is called only for products.
         """

@@ -11,13 +11,13 @@ from practicum.types import TeacherSignal
 
 @dataclass(frozen=True, slots=True)
 class TranslatedAnswer:
-    """The answer at the teacher's own tokens, and how these stand for the student's.
+    """The answer at the teacher's own tokens, and their mapping to the student's tokens.
 
-    `spans` pairs ranges of tokens, the student's and the teacher's, that stand for the same bytes.
-    `spell` returns a row for each token by which the teacher writes one that it lacks: the student's
-    id, the column of the teacher's token, and its place in the spelling from 0. Columns are the
-    student's ids where both have the token, then the teacher's other tokens as `TeacherSignal.own`
-    orders them.
+    `spans` pairs ranges of tokens, the student's and the teacher's, that cover the same bytes.
+    `spell` describes how the teacher spells student tokens that it lacks. It has one row per
+    teacher token: the student's id, the column of the teacher's token, and its position in the
+    spelling from 0. Columns are the student's ids where both have the token, then the teacher's
+    remaining tokens in the order of `TeacherSignal.own`.
     """
 
     signal: TeacherSignal

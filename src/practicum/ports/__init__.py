@@ -1,8 +1,8 @@
 """The protocols that backends, teachers and tasks implement.
 
-A training step is seven calls of these methods (see `practicum.training.loop.train_step`). The
-four verbs of a backend, `sample`, `score`, `forward_backward` and `optim_step`, are those of the
-Tinker API, so the same loop drives a laptop and a service.
+A training step is seven calls of these methods (see `practicum.training.loop.train_step`). The four
+methods of a backend, `sample`, `score`, `forward_backward` and `optim_step`, match the Tinker API,
+so the same loop drives a laptop and a service.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -96,8 +96,8 @@ class MixedRequest:
 class SamplingClient:
     """A model that samples and scores completions; its weights do not change during a call.
 
-    A client has to have `sample`, `score` and `capabilities`. The other methods are abilities that
-    a class has if it overrides them.
+    A client must have `sample`, `score` and `capabilities`. All further methods are optional: a
+    class supports a feature if it overrides the method.
     """
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
@@ -108,7 +108,7 @@ class SamplingClient:
         raise NotImplementedError
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score each request's tokens, in the form that `signal` needs or in a richer one."""
+        """Score each request's tokens, in the form that `signal` needs or in a richer form."""
         raise NotImplementedError
 
     @property
@@ -192,19 +192,21 @@ class WeightUpdateRule:
     updates: int = 1
 
     def hold_within_step(self) -> "WeightUpdateRule":
-        """Return a rule whose weights stay the same within a training step."""
+        """Return a rule that keeps the weights constant within a training step."""
         # Scoring returns hidden states, and the loss applies the head to them later. Live weights
-        # change between the updates of a step, so head and hidden states would not fit together.
+        # change between the updates of a step, so head and hidden states would not match.
         if self.weights == "live" and self.updates > 1:
             return replace(self, weights="periodic", period=1)
         return self
 
 
 class StepFollower:
-    """An object that hears of each training step and can save state; by default it does neither."""
+    """An object that is notified of each training step and can save state; by default it does
+    neither.
+    """
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Follow the student, or train beside it, after a step on `data`.
+        """Follow the student, or train together with it, after a step on `data`.
 
         Classes that override this method declare `Capabilities.follows_student`.
         """
@@ -248,12 +250,12 @@ class PartConfig(FrozenConfig):
     """The settings of a part that may ask teachers: a teacher itself, a scorer or a note."""
 
     def members(self) -> "Mapping[str, TeacherConfig]":
-        """Return the settings of the teachers that it asks by key: `teacher`, or `teachers.NAME`."""
+        """Return the settings of its teachers by key: `teacher`, or `teachers.NAME`."""
         return {}
 
 
 class TeacherConfig(PartConfig):
-    """The settings of a teacher in a recipe; only `capabilities` has to be written.
+    """The settings of a teacher in a recipe; subclasses only have to define `capabilities`.
 
     A subclass has a field `type` with its name as the default.
     """
@@ -280,7 +282,7 @@ class TeacherConfig(PartConfig):
         return None
 
     def estimate_money(self, input_tokens: float, output_tokens: float) -> float | None:
-        """Return the price of an answer of so many tokens, or None without prices."""
+        """Return the price of an answer with these numbers of tokens, or None without prices."""
         return None
 
 
@@ -318,8 +320,8 @@ class TeacherRequest:
 class TeacherServices:
     """The services of a run to the teachers that it builds; `path` is a teacher's name in the run.
 
-    The path is the teacher's role and the keys of the members that lead to it, such as
-    `teacher/math`. Meters, dimensions and digests are kept under it.
+    The path is the teacher's role followed by the keys of its members, such as `teacher/math`.
+    Meters, dimensions and digests are kept under it.
     """
 
     def build_teacher(self, context: "TeacherContext", config: Any) -> Teacher:
@@ -339,11 +341,11 @@ class TeacherServices:
         raise NotImplementedError("this context loads no tokenizers")
 
     def load_ending(self, config: Any, path: str) -> ModelEnding:
-        """Read the last norm and the head of a model, and nothing else of it."""
+        """Read only the last norm and the head of a model."""
         raise NotImplementedError("this context reads no ends of models")
 
     def register_file(self, file: Path, path: str) -> None:
-        """Register a file besides models that changes the signals; a resumed run checks its digest."""
+        """Register a file (not a model) that changes the signals; a resumed run checks its digest."""
 
     def find_meter(self, path: str) -> Meter | None:
         """Return what counts bytes to and from other processes, or None."""
@@ -356,12 +358,14 @@ class TeacherServices:
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """The objects from which a teacher is built; a wrapper changes some of them for its inner one."""
+    """The objects from which a teacher is built; a wrapper changes some of them for its inner
+    teacher.
+    """
 
     renderer: Renderer
     """The student's renderer: turns messages into tokens."""
     services: TeacherServices = field(default_factory=TeacherServices)
-    """The run, which loads models and counts what they do."""
+    """The run, which loads models and counts their usage."""
     path: str = "teacher"
     """The name of this teacher in the run."""
     base_dir: Path = Path()
@@ -377,11 +381,11 @@ class TeacherContext:
     wrap_client: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = (
         lambda client, _: client
     )
-    """Wrap a client as the enclosing teacher asks; the function names its scores in a cache."""
+    """Wrap a client for the enclosing teacher; the function names its scores in a cache."""
     task: Task | None = None
     """The source of the prompts, for teachers that ask the task itself."""
     notes: tuple[str, ...] = ()
-    """The names of the recipe's notes, which some rollouts have and no prompt has."""
+    """The names of the recipe's notes, which some rollouts have but no prompt has."""
     is_dry_run: bool = False
     """True if models are weightless, so that their scores are not cached."""
 
@@ -403,11 +407,11 @@ class TeacherContext:
         return self.services.load_renderer(config, self.path)
 
     def load_ending(self, config: Any) -> ModelEnding:
-        """Read the last norm and the head of a model, and nothing else of it."""
+        """Read only the last norm and the head of a model."""
         return self.services.load_ending(config, self.path)
 
     def register_file(self, file: Path) -> None:
-        """Register a file besides models that changes the signals; a resumed run checks its digest."""
+        """Register a file (not a model) that changes the signals; a resumed run checks its digest."""
         self.services.register_file(file, self.path)
 
     def count_client(self, client: SamplingClient) -> SamplingClient:
@@ -462,15 +466,15 @@ class Student:
 
 
 class ScalarModel(StepFollower):
-    """A language model's body with one linear output: one number a token, and its own optimizer.
+    """A language model's body with one linear output, one number per token, and its own optimizer.
 
-    The output starts at 0, so a new model says 0 of everything.
+    The output starts at 0, so a new model predicts 0 everywhere.
     """
 
     def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
         """Return the number of the state before each of a text's `tokens`, in float32.
 
-        The state after a whole completion is before one more token, whatever that is.
+        To read the state after a whole completion, append any one token.
         """
         raise NotImplementedError
 
@@ -489,7 +493,7 @@ class ScalarModel(StepFollower):
 
 @dataclass(frozen=True, slots=True)
 class LoadedScalar:
-    """A model with one number a token, as it was loaded."""
+    """A loaded model with one output number per token."""
 
     model: ScalarModel
     renderer: Renderer
@@ -513,10 +517,11 @@ class Backend:
         raise NotImplementedError
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar | None:
-        """Load a model with one number a token, whose weights learn as the settings say.
+        """Load a model with one output number per token; the settings decide which weights are
+        trained.
 
-        `name` is its role in the run. None if the backend has no place for it, so that it is loaded
-        into this process.
+        `name` is its role in the run. None if the backend cannot host it; it is then loaded into
+        this process.
         """
         return None
 
@@ -535,7 +540,9 @@ class Backend:
         raise NotImplementedError
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
-        """Copy the state off its device, a tensor at a time; return what can write it meanwhile."""
+        """Copy the state off its device, one tensor at a time; return a function that can write it
+        concurrently.
+        """
         raise NotImplementedError
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
@@ -556,13 +563,15 @@ class BackendContext:
     models_dir: Path
     """The folder in which from-scratch models are made."""
     task: Callable[[], Task]
-    """Return the task, whose characters and answers make a from-scratch model."""
+    """Return the task; its characters and answers define a from-scratch model."""
     local: Callable[[], Backend]
     """Open the backend of this process, for models that a service does not hold."""
     models: Sequence[ScorerConfig] = ()
-    """The frozen models that will be loaded, as far as the recipe tells."""
+    """The frozen models that will be loaded, as far as the recipe determines them."""
     scalars: Sequence[StudentConfig] = ()
-    """The models with one number a token that will be loaded and learn beside the student."""
+    """The models with one output number per token that will be loaded and trained next to the
+    student.
+    """
     at_end: ExitStack = field(default_factory=ExitStack)
     """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None

@@ -1,4 +1,4 @@
-"""The port of a model's end: the last norm and the head, for states whose body ran elsewhere."""
+"""The port of a model's end: the last norm and the head, for states computed by a remote body."""
 
 from typing import Protocol
 
@@ -27,5 +27,5 @@ class ModelEnding(Protocol):
         ...
 
     def finish(self, stream: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
-        """Return what the head reads, from what the last layer gave out."""
+        """Return the inputs of the head, from the outputs of the last layer."""
         ...

@@ -1,6 +1,6 @@
-"""Engines: programs that sample for a student whose weights are trained elsewhere.
+"""Engines: programs that sample for a student that is trained elsewhere.
 
-An engine has a copy of the student's weights, which is handed over after each change.
+An engine has a copy of the student's weights, which is updated after each change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,18 +31,18 @@ class EngineConfig(Protocol):
 
     @property
     def may_decline(self) -> bool:
-        """True if the backend may sample itself instead, as the engine decides at the start."""
+        """True if the backend may sample itself instead; the engine decides at the start."""
         ...
 
     def problems(self, mixes_tokens: bool, staleness: int) -> list[str]:
-        """List what the engine cannot do for a recipe, each with what to write instead.
+        """List the features of a recipe that the engine does not support, each with a remedy.
 
         `mixes_tokens` is True if student and teacher sample each token together.
         """
         ...
 
     def list_pool_problems(self, processes: int) -> list[str]:
-        """List why so many processes that only sample cannot have an engine each."""
+        """List the reasons why this many sampling processes cannot each have an engine."""
         ...
 
 
@@ -56,7 +56,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The student as an engine needs it before any weights: its architecture and its limits."""
+    """The student's data that an engine needs before any weights: its architecture and its limits."""
 
     write_config: Callable[[Path], None]
     """Write the model's `config.json` into a folder."""
@@ -97,7 +97,9 @@ class SamplingEngine(Protocol):
         ...
 
     def free_memory(self) -> bool:
-        """Make room for a training step if the settings ask for it; True if the weights are gone."""
+        """Free memory for a training step if the settings ask for it; return True if the weights
+        are lost.
+        """
         ...
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The gate: check what code of others returns before anything else sees it.
+"""The gate: check values from third-party code before any other code uses them.
 
-Environments, tools, rewards, feedback, scorers and notes may be code of the user, and most of them
-show text that a model wrote. Each value is checked for its type, finite numbers, valid Unicode and
-size. What is wrong is replaced or refused, and counted by its kind: it never ends the run.
+Environments, tools, rewards, feedback, scorers and notes may be user code, and most of them return
+text that a model wrote. Each value is checked for its type, finite numbers, valid Unicode and size.
+A wrong value is replaced or refused, and counted by its kind; it never ends the run.
 """
 
 import logging
@@ -58,7 +58,7 @@ class RejectedValue:
 
 
 class Refused(Exception):
-    """A value of an environment that nothing can replace: it ends its conversation."""
+    """A value of an environment that cannot be replaced: it ends its conversation."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
         self.kind: Kind = kind
@@ -72,7 +72,7 @@ _collected: ContextVar[list[RejectedValue] | None] = ContextVar("rejections", de
 def collect_rejections() -> Iterator[list[RejectedValue]]:
     """Collect the rejections of the block and of the threads that copy its context.
 
-    A block within another one hands its rejections on when it ends.
+    A nested block passes its rejections to the outer block when it ends.
     """
     outer, rejections = _collected.get(), list[RejectedValue]()
     token = _collected.set(rejections)
@@ -119,7 +119,7 @@ def classify_error(error: BaseException) -> Kind:
 
 
 def call_foreign(name: str, call: Callable[[], T]) -> T | None:
-    """Return what foreign code returns; None, and a rejection, if it raises.
+    """Return the result of foreign code; None, and a rejection, if it raises.
 
     Errors that are meant for the user, cancellations and a lack of memory on the device pass.
     """
@@ -134,7 +134,7 @@ def call_foreign(name: str, call: Callable[[], T]) -> T | None:
 
 
 def call_part(part: object, label: str, call: Callable[[], T]) -> T:
-    """Return what a part of a recipe returns; DataError, in one line, if a foreign part raises."""
+    """Return the result of a part of a recipe; DataError, in one line, if a foreign part raises."""
     if not is_foreign(part):
         return call()
     try:
@@ -146,18 +146,18 @@ def call_part(part: object, label: str, call: Callable[[], T]) -> T:
 
 
 def repair_text(text: str) -> str:
-    """Return the text with U+FFFD in place of each half of a surrogate pair.
+    """Replace each half of a surrogate pair in a text by U+FFFD.
 
     JSON and Python can hold such halves; tokenizers and files cannot.
     """
     if text.isascii():
         return text
-    # Two halves that stand next to each other are one character in UTF-16.
+    # Two adjacent halves are one character in UTF-16.
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def accept_text(text: Any, name: str) -> str | None:
-    """Return a foreign text, repaired and cut to `LONGEST_TEXT`; None if it is no text."""
+    """Return a foreign text, repaired and cut to `LONGEST_TEXT`; None if it is not a text."""
     if not isinstance(text, str):
         reject("type", f"{name} is a {type(text).__name__}, not a text")
         return None
@@ -171,7 +171,7 @@ def accept_text(text: Any, name: str) -> str | None:
 
 
 def accept_number(answer: Any, name: str) -> float | None:
-    """Return a foreign number as a float; None if it is no number, not finite or far too large."""
+    """Return a foreign number as a float; None if it is not a number, not finite or far too large."""
     try:
         number = float(answer) if isinstance(answer, SupportsFloat) else None
     except OverflowError:
@@ -202,7 +202,7 @@ def ask_feedback(task: Task, rollout: Rollout) -> str | None:
 
 
 def count_answers(task: Task, rollout: Rollout) -> int | None:
-    """Return how often an answer is stated; None if the task asks for no form or returns none."""
+    """Return how often an answer is stated; None if the task requires no format or returns None."""
     count = call_foreign("count_answers()", lambda: task.count_answers(rollout))
     if count is None or (type(count) is int and 0 <= count <= LARGEST_NUMBER):
         return count
@@ -244,7 +244,7 @@ def _is_valid(text: Any) -> bool:
 
 
 def count_valid_steps(task: Task, prompt: Prompt, steps: Sequence[str]) -> int | None:
-    """Return how many steps are valid from the first on; 0 if the task's count cannot be one.
+    """Return the number of leading valid steps; 0 if the task's count is not a valid count.
 
     None if the task checks no steps.
     """
@@ -283,7 +283,7 @@ def ask_expert(task: Task, prompt: Prompt, turns: Sequence[str]) -> Mapping[str,
 def accept_observation(answer: Any, vocabulary: int) -> Observation:
     """Return an environment's observation with valid texts, numbers and records.
 
-    `vocabulary` is the number of token ids. Refused if its next turn cannot be used.
+    `vocabulary` is the number of token ids. Raises Refused if its next turn cannot be used.
     """
     if not isinstance(answer, Observation):
         raise Refused(
@@ -312,7 +312,7 @@ def accept_observation(answer: Any, vocabulary: int) -> Observation:
 
 
 def _accept_message(message: Any) -> Message | None:
-    """Return an environment's message, repaired; Refused if it cannot be shown to a model."""
+    """Return an environment's message, repaired; raise Refused if it cannot be shown to a model."""
     if message is None:
         return None
     if not isinstance(message, Message):
@@ -381,7 +381,9 @@ def accept_judgement(answer: Any, name: str) -> Judgement:
 
 
 def accept_metrics(answer: Any, name: str) -> Metrics:
-    """Return the metrics of a scorer with finite numbers or NaN; others are left out."""
+    """Return the metrics of a scorer that are finite numbers or NaN; all other entries are left
+    out.
+    """
     if answer is None:
         return {}
     if not isinstance(answer, Mapping):

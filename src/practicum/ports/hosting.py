@@ -27,7 +27,9 @@ class GivenTokens:
     targets: Int[Tensor, "N K"]
     loss: Loss
     needs_all_positions: bool = False
-    """True if the loss needs all positions at once, because one position's depends on others."""
+    """True if the loss needs all positions at once, because the loss at one position depends on
+    other positions.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class PromptQuestion:
     temperature: float = 1.0
     seed: int = 0
     following: tuple[int, ...] = ()
-    """Seeds: for each, one token after the text is sampled under `params`."""
+    """Seeds; for each seed, one token after the text is sampled under `params`."""
     params: SamplingParams | None = None
 
     @property

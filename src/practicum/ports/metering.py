@@ -36,7 +36,7 @@ from practicum.types import (
 
 
 def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
-    """Wrap the client in one that counts."""
+    """Wrap the client in a counting client."""
     return MeteredSampler(client, meter)
 
 
@@ -51,7 +51,9 @@ class MeteredSampler(SamplingClient):
         self._texts = texts
 
     def remember_texts(self) -> "MeteredSampler":
-        """Return a counter of the client that remembers, or itself if the client cannot."""
+        """Return a counting wrapper of the client that keeps texts, or itself if the client cannot
+        keep texts.
+        """
         client = self._client.remember_texts()
         return self if client is self._client else MeteredSampler(client, self._meter, set())
 
@@ -82,14 +84,14 @@ class MeteredSampler(SamplingClient):
         ]
 
     def count(self, prompts: Sequence[tuple[int, ...]], samples: Sequence[Sample]) -> None:
-        """Count the sampled tokens after the prompts, and what was read before them."""
+        """Count the sampled tokens after the prompts, and the tokens that were read before them."""
         texts = [
             (prompt, len(sample.tokens)) for prompt, sample in zip(prompts, samples, strict=True)
         ]
         if self._texts is None:
             self._meter.count_sampled(texts)
             return
-        # A client that remembers has read all but the last token of every text.
+        # A client that keeps texts has read all tokens of every text except the last.
         lengths = set(map(len, self._texts))
         beginnings = [find_longest_beginning(prompt, self._texts, lengths) for prompt in prompts]
         rows = list(zip(beginnings, texts, strict=True))
@@ -155,7 +157,7 @@ class MeteredScalar(ScalarModel):
         """Take a step of the model and count its FLOPs; the tokens of updates are the student's."""
         read = count_read_tokens(_measure_texts(texts))
         scalar = self._scalar
-        # Without a head: one product of the width is nothing beside the body.
+        # Without a head: one product of the width is negligible compared with the body.
         flops = scalar.trainable_dims.count_update_flops(scalar.dims, read, 0)
         self._meter.ledger.add("update", self._meter.name, Usage(flops=flops))
         return scalar.model.fit(texts, slopes, params)
@@ -176,7 +178,7 @@ def _measure_texts(texts: Sequence[ScoreRequest]) -> list[tuple[tuple[int, ...],
 
 @runtime_checkable
 class HeadView(HeadLike, Protocol):
-    """A head that reads another one, `bare`, in other ids."""
+    """A head that reads the head `bare` with a different mapping of ids."""
 
     bare: HeadLike
 
@@ -186,7 +188,7 @@ class HeadView(HeadLike, Protocol):
 
 
 def _count_into(head: HeadLike, reads: Counter[str]) -> HeadLike:
-    """Return a head whose metered part, however deep in views, counts into `reads`."""
+    """Return a head that counts into `reads`; its metered part may be nested in views."""
     if isinstance(head, MeteredHead):
         name = head.name
         counted = MeteredHead(head.bare, name, lambda tokens: reads.update({name: tokens}))
@@ -239,7 +241,8 @@ class MeteredTrainer:
         self, datums: Sequence[Datum], objective: Objective, *, recompute: bool
     ) -> Usage:
         # Several datums may share a rollout, one per teacher: the body then reads it once, and the
-        # head is applied for each teacher. A `sum` pool has a product per member, others have one.
+        # head is applied for each teacher. A `sum` pool has one product per member, every other
+        # signal has one.
         products_per_token: Counter[int] = Counter()
         for datum in datums:
             pool = datum.signal.pool

@@ -1,6 +1,6 @@
 """The protocols of notes: texts about rollouts that are made between reward and score.
 
-A new kind is one file in `practicum/notes`, or a module of yours: see docs/notes.md.
+A new kind is one file in `practicum/notes`, or your own module: see docs/notes.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ class NoteMoment:
 
 
 class Note(StepFollower):
-    """A kind of text about rollouts. By default it keeps nothing from step to step."""
+    """A kind of text about rollouts. By default it keeps no state between steps."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
-        """Return one text per rollout, in order; None where there is nothing to say.
+        """Return one text per rollout, in order; None for a rollout without a text.
 
         The rollouts have their rewards and the notes before this one in the recipe. A text depends
         on the seed, the step and the rollouts, never on the clock.
@@ -40,19 +40,19 @@ class Note(StepFollower):
 
 
 class NoteConfig(PartConfig):
-    """The settings of a note in a recipe. By default it asks no model and keeps nothing."""
+    """The settings of a note in a recipe. By default it calls no model and keeps no state."""
 
     def find_problems(
         self, name: str, notes: Sequence[str], models: Mapping[str, Capabilities]
     ) -> list[str]:
-        """List what keeps the note from being made, among the recipe's notes and its models.
+        """List the problems that prevent the note, given the recipe's notes and models.
 
         `models` are teacher and, if there is one, reference.
         """
         return []
 
     def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
-        """Return True if it needs the newest student or earlier steps, so that none runs ahead."""
+        """Return True if it needs the newest student or earlier steps, so that no step runs ahead."""
         return False
 
 

@@ -21,12 +21,14 @@ class PaperModel:
     num_copied_weights: int = 0
     """The number of weights that are copied because they follow the student's."""
     layout_bytes: int = 0
-    """The bytes of its weights that are kept a second time, in the processor's layout."""
+    """The bytes of its weights that are stored a second time, in the processor's layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaperScalarDims:
-    """The sizes of a weightless model with one number a token, which learns beside the student."""
+    """The sizes of a weightless model with one output number per token, trained next to the
+    student.
+    """
 
     dtype: str
     dims: ModelDims
@@ -50,11 +52,11 @@ class PaperRecord:
     scored_tokens: int
     """The tokens of a scoring pass."""
     min_head_rows: int
-    """The head is prepacked for products of so many rows or more."""
+    """The fewest rows of a product for which the head is prepacked."""
     min_prepack_tokens: int
-    """All weights are prepacked for completions of so many tokens or more."""
+    """The fewest tokens of a completion for which all weights are prepacked."""
     max_kept_bytes: int
-    """Prepacked weights that never change are kept from step to step up to so many bytes."""
+    """The most bytes of prepacked frozen weights that are kept between steps."""
     chunk_tokens: int
     sampling_batch: int
     scorers: dict[str, PaperModel] = field(default_factory=dict)
@@ -62,10 +64,12 @@ class PaperRecord:
     sample_requests: dict[str, list[SampleRequest]] = field(default_factory=dict)
     score_requests: dict[str, list[ScoreRequest]] = field(default_factory=dict)
     scalar_calls: dict[str, list[tuple[str, Sequence[ScoreRequest]]]] = field(default_factory=dict)
-    """The calls of models with one number a token, each `predict` or `fit`, with their texts."""
+    """The calls of models with one output number per token, each `predict` or `fit`, with their
+    texts.
+    """
     datums: list[Datum] = field(default_factory=list)
     max_text_bytes: int = 0
-    """Keys and values of conversations are kept from turn to turn up to so many bytes."""
+    """The most bytes of keys and values of conversations that are kept between turns."""
 
 
 class PaperBackend(Backend):

@@ -1,6 +1,6 @@
-"""The protocols of scorers: they say one number about a rollout, or one a token, and may learn to.
+"""The protocols of scorers: they give one number per rollout or per token, and may be trained.
 
-A new scorer is one file in `practicum/scorers`, or a module of yours: see docs/scorers.md.
+A new scorer is one file in `practicum/scorers`, or your own module: see docs/scorers.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,9 @@ class ScorerSettings(PartConfig):
 
     @property
     def follows_student(self) -> bool:
-        """True if its judgements change during a run, so that it is asked at its step, never ahead."""
+        """True if its judgements change during a run, so that it is called in its step and never
+        ahead of time.
+        """
         return True
 
     @property
@@ -37,12 +39,12 @@ class ScorerSettings(PartConfig):
 
     @property
     def loads_scalar(self) -> bool:
-        """True if the scorer loads a model with one number a token."""
+        """True if the scorer loads a model with one output number per token."""
         return False
 
     @property
     def scalar_model(self) -> StudentConfig | None:
-        """The settings of that model; None: those of the student."""
+        """The settings of that model; None: the student's settings."""
         return None
 
     @property
@@ -64,7 +66,7 @@ class ScorerSettings(PartConfig):
 class Scorer(StepFollower):
     """A judge of rollouts. By default it learns nothing and has no state.
 
-    `save_state` and `load_state` are those of a `StepFollower`, and `after_step` is called too.
+    `save_state` and `load_state` work as in a `StepFollower`, and `after_step` is called too.
     """
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
@@ -72,7 +74,7 @@ class Scorer(StepFollower):
         raise NotImplementedError
 
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Learn from a step's rollouts, after the student did; return what to report of it.
+        """Learn from a step's rollouts, after the student's update; return the metrics to report.
 
         The rollouts have their rewards and all judgements. Scorers that override this method have
         settings with `follows_student`.
@@ -85,17 +87,19 @@ class Scorer(StepFollower):
         return type(self).count_accepted is not Scorer.count_accepted
 
     def count_accepted(self, rollouts: Sequence[Rollout]) -> list[int | None]:
-        """Return after how many tokens each answer is rejected; None: it is not.
+        """Return the number of tokens after which each answer is rejected; None: it is not
+        rejected.
 
-        0 rejects all of an answer. The rollouts may have no rewards yet. The settings say whether
+        0 rejects the whole answer. The rollouts may have no rewards yet. The settings say whether
         the scorer rejects answers.
         """
         raise NotImplementedError
 
     def build_variants(self) -> "Mapping[str, Scorer]":
-        """Return its grades under `nothing`, and with its question put otherwise, by what differs.
+        """Return variants of the scorer by name: unchanged under `nothing`, and with its question
+        reworded.
 
-        Both should say the same. Empty if the question can be put in one way only.
+        All variants should give the same grades. Empty if the question has only one wording.
         """
         return {}
 
@@ -113,21 +117,21 @@ class ScorerContext:
     seed: int
     """The seed of everything random in this scorer."""
     load_scalar: Callable[[StudentConfig | None], ScalarModel]
-    """Load a model with one number a token; None: the student's own, as the run begins.
+    """Load a model with one output number per token; None: the student's initial weights.
 
-    It reads the student's tokens. Raises VocabularyError if it has others.
+    It reads the student's tokens. Raises VocabularyError if its vocabulary differs.
     """
     build_teacher: Callable[[Any], Teacher]
     """Build a teacher by its settings, such as one that judges in words; its costs are counted
     under the scorer's name."""
     earlier: tuple[str, ...] = ()
-    """The scorers before it in the recipe, whose judgements its rollouts have."""
+    """The scorers before it in the recipe; its rollouts have their judgements."""
     base_dir: Path = Path()
     """The folder at which relative paths of the recipe start."""
     scores_dir: Path | None = None
     """The run's folder for cached answers; None: no cache."""
     at_end: ExitStack = field(default_factory=ExitStack)
-    """Resources to close when nothing is scored any more, also after an error."""
+    """Resources to close after the last scoring, also after an error."""
     register_file: Callable[[Path], None] = lambda path: None
     """Register a file that changes the judgements; a resumed run checks its digest."""
     is_dry_run: bool = False
@@ -140,7 +144,9 @@ def list_followers(
     scorers: Mapping[str, Scorer],
     notes: Mapping[str, Note],
 ) -> dict[str, StepFollower]:
-    """Return teacher, reference, scorers and notes by role: what hears of steps and has state."""
+    """Return teacher, reference, scorers and notes by role: the objects that follow steps and have
+    state.
+    """
     followers: dict[str, StepFollower] = {"teacher": teacher}
     if reference is not None:
         followers["reference"] = reference

@@ -39,9 +39,9 @@ class Observation:
     calls: tuple[CallRecord, ...] = ()
     """The calls of tools that the turn made."""
     stop_reason: StopReason = "stop"
-    """Why the conversation is over, if it is."""
+    """The reason for the end of the conversation, if it is over."""
     tokens: tuple[int, ...] = ()
-    """The next turn's tokens in the place of messages, from a harness that writes them itself."""
+    """The next turn's tokens instead of messages, from a harness that writes tokens itself."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -57,7 +57,7 @@ class SampledTurn:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str = ""
-    """Its text, for those who asked in messages."""
+    """The text of the turn, for requests made with messages."""
     stop_reason: StopReason = "stop"
 
 
@@ -65,7 +65,7 @@ class SampledTurn:
 class TurnRequest:
     """A program's or a user's request for the student's turn after some tokens or messages.
 
-    `reply` hands the turn over, or the reason why there is none.
+    `reply` delivers the turn, or the reason why it is missing.
     """
 
     tokens: tuple[int, ...] = ()
@@ -90,15 +90,16 @@ class Episode:
         raise NotImplementedError
 
     def answer_tokens(self, turn: SampledTurn) -> Observation:
-        """Answer a turn token for token, in the place of `step`, as a program that leads does.
+        """Answer a turn token for token, instead of `step`, for a program that drives the
+        conversation.
 
-        Return the tokens with which the conversation goes on, or none at its end.
+        Return the tokens that continue the conversation, or none at its end.
         """
         raise NotImplementedError
 
     @property
     def takes_tokens(self) -> bool:
-        """Return True if turns are handed over as tokens and not as text."""
+        """Return True if turns are passed as tokens and not as text."""
         return type(self).answer_tokens is not Episode.answer_tokens
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class Episode:
 
 
 class ToolProblem(Exception):
-    """A call without a result: its outcome, and what the model reads instead of a result."""
+    """A call without a result: its outcome, and the text that the model reads instead of a result."""
 
     def __init__(self, outcome: CallOutcome, text: str) -> None:
         self.outcome: CallOutcome = outcome
@@ -117,18 +118,20 @@ class ToolSession:
     """The tools of one conversation; they may hold a process."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the result of a call that a model wrote; ToolProblem if there is none."""
+        """Return the result of a call that a model wrote; raise ToolProblem if the call has no
+        result.
+        """
         raise NotImplementedError
 
     def find_part(self, name: str) -> Hashable:
-        """Return what stands for the part that a tool belongs to, and open it.
+        """Return a key of the part that a tool belongs to, and open the part.
 
-        Calls to different parts may be made at once. By default all tools are one part.
+        Calls to different parts may run concurrently. By default all tools are one part.
         """
         return id(self)
 
     def close(self) -> None:
-        """Release what the session holds; called once, also after an error."""
+        """Release the session's resources; called once, also after an error."""
 
 
 @runtime_checkable
@@ -156,7 +159,7 @@ class Toolbox(Protocol):
 
 
 class OpensEpisodes(Protocol):
-    """The other side of conversations: a task that answers, or what stands for it."""
+    """The environment's side of conversations: a task that answers, or a substitute for it."""
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
         """Begin a conversation about a prompt; all randomness in it follows from `seed`.
@@ -168,9 +171,9 @@ class OpensEpisodes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """The run's seed, the folder that relative paths start from, and the file of rejected rows.
+    """The run's seed, the base folder of relative paths, and the file of rejected rows.
 
-    A task adds to `packages` the packages whose version decides its prompts and rewards.
+    A task adds to `packages` each package with a version that affects its prompts and rewards.
     """
 
     seed: int
@@ -190,15 +193,15 @@ class TaskConfig(FrozenConfig):
     reads_files: ClassVar[bool] = False
 
     def find_problems(self, base_dir: Path) -> list[str]:
-        """Return what is wrong with the files, one line each; relative paths start at `base_dir`."""
+        """Return the problems of the files, one line each; relative paths start at `base_dir`."""
         return []
 
 
 class Task:
     """A source of prompts with a verifier; a task handles text and no tokens.
 
-    A task has to have `train_prompts`, `heldout_prompts` and `reward`. Each further method is an
-    ability that a class has if it overrides the method.
+    A task must have `train_prompts`, `heldout_prompts` and `reward`. All further methods are
+    optional: a class supports a feature if it overrides the method.
     """
 
     def train_prompts(self) -> Sequence[Prompt]:
@@ -206,7 +209,7 @@ class Task:
         raise NotImplementedError
 
     def heldout_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to evaluate on; none of them is a training prompt."""
+        """Return the prompts to evaluate on, without any training prompt."""
         raise NotImplementedError
 
     def reward(self, rollout: Rollout) -> float | None:
@@ -223,27 +226,27 @@ class Task:
         return ""
 
     def feedback(self, rollout: Rollout) -> str | None:
-        """Return what there is to say in words of a rollout with its reward, or None."""
+        """Return feedback in words about a rollout with its reward, or None."""
         return None
 
     def count_answers(self, rollout: Rollout) -> int | None:
-        """Return how often a conversation states its answer, which should be once.
+        """Return how often a conversation states its answer; it should be once.
 
-        0 stands for a broken form, None for a task that asks for no form; see the source `resample`.
+        0 means a broken format, None a task that requires no format; see the source `resample`.
         """
         return None
 
     def count_valid_steps(self, prompt: Prompt, steps: Sequence[str]) -> int | None:
-        """Return how many steps of an answer hold, from the first on; None if nothing is known.
+        """Return the number of leading valid steps of an answer; None if it is unknown.
 
-        A step may be checked by running it. Each is given all steps before it.
+        A step may be checked by running it, after all earlier steps.
         """
         return None
 
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the probability of each full text of the right next turn; they sum to 1.
 
-        If the task opens conversations, its episodes may depend on the prompt and the turns only.
+        If the task opens conversations, its episodes may only depend on the prompt and the turns.
         """
         raise NotImplementedError
 
@@ -272,7 +275,7 @@ class Task:
     def open_tokens(
         self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
     ) -> Episode:
-        """Begin a conversation that another program leads, token for token.
+        """Begin a conversation that another program drives, token for token.
 
         The program reads the tokenizer from a folder that it names.
         """
@@ -280,7 +283,7 @@ class Task:
 
     @property
     def is_harnessed(self) -> bool:
-        """Return True if another program leads the conversations."""
+        """Return True if another program drives the conversations."""
         return type(self).open_tokens is not Task.open_tokens
 
     @property
@@ -294,17 +297,17 @@ class Task:
         return 0.0
 
     def receive(self, seconds: float) -> Sequence[TurnRequest]:
-        """Return the requests of users that wait, oldest first; none if none comes in time.
+        """Return the waiting requests of users, oldest first; empty if none arrives in time.
 
-        The prompts then come from users who speak with the student while it learns. The first call
+        The prompts then come from users who chat with the student while it learns. The first call
         opens the endpoint.
         """
         raise NotImplementedError
 
     @property
     def serves_users(self) -> bool:
-        """Return True if users speak with the student."""
+        """Return True if users chat with the student."""
         return type(self).receive is not Task.receive
 
     def close(self) -> None:
-        """Refuse the requests that wait and close the endpoint, if it is open."""
+        """Refuse the waiting requests and close the endpoint, if it is open."""

@@ -1,9 +1,9 @@
-"""The controls of a recipe: the same run with the reward alone, or with an advantage of no teacher.
+"""The controls of a recipe: the same run with only the reward, or with an advantage from no teacher.
 
-The teacher is every source of learning besides the verifier: the model under `teacher:`, one that
-judges inside a scorer, the author of the answers that a source takes from the dataset, and an
-environment whose words are learned from. The reference is no teacher: it keeps the student near its
-initial weights.
+Every source of learning except the verifier counts as a teacher: the model under `teacher:`, a
+model that judges inside a scorer, the author of the answers that a source takes from the dataset,
+and an environment if a term learns from its text. The reference is no teacher: it keeps the student
+near its initial weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ SWITCH = "teacher=off"
 """The override that asks for the control; YAML reads its value as False."""
 
 FREE = "teacher=free"
-"""The override that puts a signal of no teacher in the teacher's place: `teacher=free(0.1, -1)`."""
+"""The override that replaces the teacher with a teacher-free signal: `teacher=free(0.1, -1)`."""
 
 SECTIONS = ("teacher", "scorers", "notes", "rollout", "objective", "schedules", "monitors")
 """The sections of a recipe that differ in its control."""
 
 SUFFIX = "-teacher-off"
-"""The end of a control's name, and so of its run folder's name."""
+"""The suffix of a control's name, and therefore of its run folder's name."""
 
 FREE_SUFFIX = "-teacher-free"
-"""The same of a control with a signal of no teacher."""
+"""The suffix of a control with a teacher-free signal."""
 
 LONGEST_NAME = 80
 
@@ -44,18 +44,19 @@ TAKEN_OVER = ("coefficient", "correction", "weights", "samples", "scorer", "filt
 
 
 def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | None:
-    """Return the recipe with the reward alone, or with a signal of no teacher beside it.
+    """Return the recipe with only the reward, or with the reward and a teacher-free signal.
 
     The control drops the terms that ask the teacher or imitate its answers; a reward that is added
-    to the teacher's advantage becomes a term of its own. The student samples all `n` answers, and
-    answers that a filter left to the teacher belong to the reward. With `unlikely`, that signal
-    is a last term. Returns None if the recipe has no teacher, or without `unlikely` no reward.
+    to the teacher's advantage becomes a separate term. The student samples all `n` answers, and the
+    reward also trains on answers that a filter had left to the teacher. With `unlikely`, that
+    signal is added as the last term. Returns None if the recipe has no teacher, or if it has no
+    reward and `unlikely` is None.
     Raises RecipeError if a schedule has no place in the control.
     """
-    # No verifier knows what users make of an answer, so without a judge no reward is left.
+    # No verifier can tell how users like an answer, so without a judge no reward is left.
     if recipe.rollout.source.serves_users:
         return None
-    # The reference writes as an earlier student.
+    # The reference counts as an earlier student.
     writers = [name for name in recipe.rollout.source.other_writers if name != "reference"]
     terms = recipe.objective.losses
     judges = list_teaching_scorers(recipe)
@@ -67,7 +68,7 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
         for index, term in enumerate(terms)
         if (reward_term := _remove_teacher(term, writers)) is not None
     }
-    # Dropped terms leave their answers without a loss, and the reward takes those over.
+    # Dropped terms leave their answers without a loss, so the reward trains on these answers.
     teacher_filters = {term.filter for index, term in enumerate(terms) if index not in reward_terms}
     reward_terms = {
         index: _ask_verifier(_extend_filter(term, teacher_filters), judges)
@@ -80,14 +81,14 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
     control = resolve_recipe(recipe)
     control |= describe_control(control, is_free=bool(free_terms))
     control["teacher"] = {"type": "none"}
-    # Nobody is left to read them.
+    # Without a teacher, no model reads the notes.
     control["notes"] = {}
     for name in judges:
         del control["scorers"][name]
     control["objective"]["losses"] = [
         term.model_dump(mode="json") for term in [*reward_terms.values(), *free_terms]
     ]
-    # Nor can a judge that is gone say what to write again.
+    # A removed judge cannot name the part that a source should regenerate.
     source = recipe.rollout.source
     is_guided = source.guide in judges or source.note_made is not None
     drops_source = bool(writers) or is_guided
@@ -102,7 +103,7 @@ def build_control(recipe: Recipe, unlikely: Unlikely | None = None) -> Recipe | 
 
 
 def list_teaching_scorers(recipe: Recipe) -> list[str]:
-    """Return the names of the scorers in which a teacher judges, or whose answers they prefer."""
+    """Return the names of the scorers that use a teacher as judge or prefer its answers."""
     return [
         name
         for name, config in recipe.scorers.items()
@@ -132,23 +133,23 @@ def explain_no_control(source: str, unlikely: Unlikely | None = None) -> RecipeE
             "no teacher; take one that does, such as papers/gkd"
         )
     return RecipeError(
-        f"{source}: {SWITCH} leaves the reward alone, and this recipe has no teacher, or without "
-        "it nothing that learns from a reward; take one that joins the two, such as papers/kdrl, "
-        "or write reward: add_advantage(1.0)"
+        f"{source}: {SWITCH} keeps only the reward, and this recipe has no teacher, or no term that "
+        "learns from a reward; use a recipe with both, such as papers/kdrl, "
+        "or set reward: add_advantage(1.0)"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherSwitch:
-    """The replacement of the teacher in a control: None for the reward alone, or a signal."""
+    """The replacement of the teacher in a control: None for only the reward, or a signal."""
 
     unlikely: Unlikely | None = None
 
 
 def remove_switch(overrides: Sequence[str]) -> tuple[list[str], TeacherSwitch | None]:
-    """Return the overrides without `teacher=off` or `teacher=free(...)`, and the last of these.
+    """Return the overrides without `teacher=off` or `teacher=free(...)`, and the last such switch.
 
-    Raises RecipeError for arguments that a signal of no teacher cannot have.
+    Raises RecipeError for arguments that a teacher-free signal cannot have.
     """
     remaining, switch = [], None
     for text in overrides:
@@ -167,24 +168,25 @@ def _read_unlikely(text: str) -> Unlikely:
         return Unlikely(**bind("control", text, ["threshold", "advantage"]))
     except ValueError:
         raise RecipeError(
-            f"teacher={text.strip()}: write teacher=free(0.1, -1): a probability between 0 and 1, and an advantage"
+            f"teacher={text.strip()}: use teacher=free(0.1, -1): a probability between 0 and 1, and an advantage"
         ) from None
 
 
 def _is_taught(term: Term) -> bool:
-    """Return True if a term asks a teacher, or learns what an environment wrote."""
+    """Return True if a term asks a teacher, or learns from an environment's text."""
     return term.needs_teacher or term.observes
 
 
 def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
-    """Return True if a term trains on the writers' answers only, or prefers them to others."""
+    """Return True if a term trains only on the writers' answers, or prefers them to other answers."""
     prefers = term.signal.label or term.signal.pairs
     is_likelihood = prefers and not term.learns_from_reward
     return term.source in writers or (bool(writers) and is_likelihood and term.source == "all")
 
 
 def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
-    """Return the term without the teacher: unchanged if it asks none, its reward, or None."""
+    """Return the term without the teacher: unchanged if it asks no teacher, only its reward, or
+    None."""
     if _follows_writers(term, writers) or term.observes:
         return None
     if not term.needs_teacher:
@@ -204,14 +206,14 @@ def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
 
 
 def _extend_filter(term: Term, teacher_filters: set[str]) -> Term:
-    """Return a reward's term for all answers if a removed term trained on those it filters out."""
+    """Extend a reward's term to all answers if a removed term trained on the filtered-out answers."""
     if term.signal.outcome is not None and OTHER_ANSWERS.get(term.filter) in teacher_filters:
         return term.model_copy(update={"filter": "all"})
     return term
 
 
 def _ask_verifier(term: Term, judges: Sequence[str]) -> Term:
-    """Return the term with the verifier's reward in the place of a judge's."""
+    """Replace a judge's grade with the verifier's reward in a term."""
     return term.model_copy(update={"scorer": VERIFIER}) if term.scorer in judges else term
 
 
@@ -224,7 +226,7 @@ class _ControlPaths:
     _drops_source: bool
 
     def translate_keys(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the mapping with the control's paths as keys, without the paths that are gone."""
+        """Return the mapping with the control's paths as keys, without removed paths."""
         translated: dict[str, Any] = {}
         for path, entry in by_path.items():
             new_path = self._translate(path)

@@ -1,4 +1,5 @@
-"""The families of on-policy distillation: what a recipe's `family` says, in the order of a list."""
+"""The families of on-policy distillation: the values of a recipe's `family`, in the order of a
+list."""
 
 from typing import Literal, get_args
 
@@ -19,7 +20,7 @@ FAMILIES: dict[Family, str] = {
     "black-box": "a teacher gives text or a score of a whole answer",
     "self-distillation": "the student's own model teaches, with more in its context",
     "self-play": "the student learns to beat its own earlier answers",
-    "rl-hybrids": "a reward beside the teacher, or alone",
+    "rl-hybrids": "a reward with or without a teacher",
     "agents": "agents, drafters and other settings",
 }
 """The families with the source of their signal, in a few words."""

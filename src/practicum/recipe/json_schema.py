@@ -1,9 +1,9 @@
-"""The JSON Schema of a recipe, with which an editor completes and checks its YAML.
+"""The JSON Schema of a recipe, which lets an editor complete and check recipe YAML.
 
-It follows from the models that validate recipes. What a file may write in another way is added:
-calls such as `jsd(0.1)`, schedules in place of numbers, one term without `losses`, the short forms
-of monitors, `extends`, and `stages`. Nothing is required, because a file may extend another one; the
-combinations that `practicum check` refuses are not part of it.
+The schema is generated from the models that validate recipes. The alternative spellings of a file
+are added: calls such as `jsd(0.1)`, schedules in place of numbers, one term without `losses`, the
+short forms of monitors, `extends`, and `stages`. No key is required, because a file may extend
+another file. The schema does not include the combinations that `practicum check` refuses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ CALL = {"type": "string", "pattern": r"^\s*[A-Za-z_][A-Za-z0-9_.]*\s*\("}
 """A name with arguments, such as `jsd(0.1)`."""
 
 DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}
-"""The name of something in another package, such as `my_parts.flat`."""
+"""The dotted name of an object in another package, such as `my_parts.flat`."""
 
 REFERENCE = "#/$defs/"
 
@@ -42,7 +42,7 @@ def build_schema() -> Schema:
     properties = schema["properties"]
     properties["objective"] = _allow_single_term(properties["objective"], defs)
     properties["monitors"] = _build_monitors(defs)
-    properties["extends"] = {"type": "string", "description": "the recipe whose method this is"}
+    properties["extends"] = {"type": "string", "description": "the recipe that provides the method"}
     properties["setting"] = _build_setting(properties)
     _allow_stages_as_models([*defs.values(), *rooms.values()])
     properties["stages"] = _build_stages(properties)
@@ -70,7 +70,7 @@ def _list_rooms(node: Any) -> Iterator[str]:
 
 
 def _add_room(room: str, defs: Schema, rooms: dict[str, Schema]) -> None:
-    """Add the definition of a room's plug-ins, one by `type`, and those of their settings."""
+    """Add the definitions of a room's plug-ins, by `type`, and of their settings."""
     if room in rooms:
         return
     names = list_plugins(room)
@@ -78,7 +78,7 @@ def _add_room(room: str, defs: Schema, rooms: dict[str, Schema]) -> None:
     choices: list[Schema] = [{"enum": names}, DOTTED]
     configs = {}
     for name in names:
-        # A part of another package that cannot be imported has no settings to complete.
+        # A plug-in of another package that cannot be imported has no settings to complete.
         with suppress(ValueError):
             configs[name] = load_plugin(room, name).Config
     if any(issubclass(config, Call) for config in configs.values()):
@@ -102,14 +102,14 @@ def _point_to_room(node: Schema) -> Schema:
 
 
 def _drop_required(node: Schema) -> Schema:
-    """Drop required keys, which the extended file may hold, except for those of foreign plug-ins."""
+    """Drop required keys, which the extended file may set; foreign plug-ins keep their required keys."""
     if node.get("properties", {}).get("type") == DOTTED:
         return node
     return {key: inner for key, inner in node.items() if key != "required"}
 
 
 def _allow_calls(node: Schema) -> Schema:
-    """Allow a name or a call where the choices of one axis stand as mappings by `type`."""
+    """Allow a name or a call in place of an axis's mappings by `type`."""
     if "discriminator" not in node:
         return node
     names = {"enum": list(node["discriminator"]["mapping"])}
@@ -118,7 +118,7 @@ def _allow_calls(node: Schema) -> Schema:
 
 
 def _allow_schedules(node: Any, defs: Schema, above: tuple[str, ...] = ()) -> None:
-    """Allow a schedule in place of every number of a section, in place; calls have their own."""
+    """Allow a schedule for every number of a section, in place; calls have separate schedules."""
     if isinstance(node, list):
         for item in node:
             _allow_schedules(item, defs, above)
@@ -145,7 +145,7 @@ _SCHEDULE = {"type": "string", "pattern": rf"^\s*({'|'.join(SCHEDULES)})\s*\("}
 
 
 def _allow_single_term(section: Schema, defs: Schema) -> Schema:
-    """Return the objective's schema, which may also hold the keys of its only term."""
+    """Return the objective's schema, which also accepts the keys of its only term."""
     objective, term = defs["Objective"], defs["Term"]
     shared = {key: field for key, field in objective["properties"].items() if key != "losses"}
     single = {**term, "properties": {**term["properties"], **shared}}

@@ -22,7 +22,7 @@ OTHER_NAMES = {
 
 
 def find_key(word: str) -> str | None:
-    """Return the dotted key that a word without its section names, or None if it names none."""
+    """Return the dotted key that a word without its section names, or None if it is not a key."""
     sections = {
         "train": TrainConfig,
         "optimizer": OptimizerConfig,

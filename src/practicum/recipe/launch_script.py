@@ -1,7 +1,8 @@
 """Read the arguments of verl from a launch script in bash, without running it.
 
 Known are assignments, arrays, `${NAME:-default}`, `$(( ... ))`, quotes and comments. A value that
-only the shell knows, and everything inside `if`, loops and functions, is named and not taken.
+only the shell can compute, and everything inside `if`, loops and functions, is reported and not
+used.
 """
 
 import ast
@@ -123,11 +124,13 @@ class LaunchScript:
                 try:
                     expanded.append(self._expand(word))
                 except _Unknown as unknown:
-                    self.notes.append(f"not taken: {text}, since only the shell knows {unknown}")
+                    self.notes.append(
+                        f"not taken: {text}, since only the shell can compute {unknown}"
+                    )
         return expanded
 
     def _expand(self, word: Word) -> str:
-        """Return the text of a word; _Unknown if it has a value that only the shell knows."""
+        """Return the text of a word; _Unknown if it has a value that only the shell can compute."""
         texts = []
         for piece in word:
             if piece.kind == "single":

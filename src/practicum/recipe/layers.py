@@ -22,7 +22,7 @@ from practicum.recipe.yaml_files import expand_file, expand_section, find_parent
 DEEPEST_EXTENDS = 8
 
 NUMBERS = ("optimizer", "train", "rollout", "evaluation", "backend", "prompt_tokens")
-"""The sections of a setting that fit its student, and no other one."""
+"""The sections of a setting that only fit its own student."""
 
 
 REPRODUCTION = ("paper", "claim", "differs", "formula", "reduced")
@@ -58,7 +58,7 @@ def read_layers(path: Path, above: tuple[Path, ...] = ()) -> list[RecipeLayer]:
         ]
     if setting is not None:
         layers = [*_read_setting(setting, path), *layers]
-    # The paths of a task belong to the file with the task, also if another file extends it.
+    # The paths of a task are relative to the file with the task, even if another file extends it.
     if "task" in recipe_data:
         recipe_data.setdefault("base_dir", str(folder))
     return [*layers, RecipeLayer(_name(path), recipe_data)]
@@ -76,7 +76,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def merge_layers(layers: Sequence[RecipeLayer]) -> dict[str, Any]:
-    """Return the data of the layers, each merged over those before it."""
+    """Merge the data of the layers, each over all earlier layers."""
     recipe_data: dict[str, Any] = {}
     for layer in layers:
         recipe_data = merge_recipes(recipe_data, copy.deepcopy(dict(layer.sections)))
@@ -84,9 +84,10 @@ def merge_layers(layers: Sequence[RecipeLayer]) -> dict[str, Any]:
 
 
 def fit_layers(layers: Sequence[RecipeLayer], overrides: Sequence[str] = ()) -> list[RecipeLayer]:
-    """Return the layers for the student that they and the overrides name.
+    """Return the layers that fit the student named by the layers and the overrides.
 
-    Without the setting's own student, its numbers and those in the settings of stages are left out.
+    If this is not the setting's own student, the numbers of the setting and of the stages' settings
+    are left out.
     """
     setting = merge_layers([layer for layer in layers if layer.is_setting])
     recipe_data = merge_layers(layers)
@@ -102,7 +103,7 @@ def _fits(student: Any, chosen: Any) -> bool:
     """Return True if a setting's numbers fit the student that a recipe chooses."""
     if not isinstance(student, Mapping) or not isinstance(chosen, Mapping):
         return True
-    # The sizes of a toy are changed to see what follows from them.
+    # A from-scratch model keeps its setting if its sizes change, because sizes are often varied.
     if isinstance(chosen.get("model"), Mapping):
         return isinstance(student.get("model"), Mapping)
     has_adapters = [isinstance(section.get("lora"), Mapping) for section in (student, chosen)]

@@ -11,7 +11,7 @@ from practicum.recipe import Recipe
 DEFAULT = Term()
 
 NAMED_APART = frozenset({"coefficient", "signal", "divergence", "estimator", "against"})
-"""Axes of a term that have a form of their own instead of `key value`."""
+"""Axes of a term with a special format instead of `key value`."""
 
 
 def describe_axes(recipe: Recipe) -> dict[str, str]:

@@ -20,8 +20,8 @@ OVERRIDE, DEFAULT = "the command line", "default"
 class Origins:
     """The layers of a recipe, the paths that overrides set, and the row of the table of settings.
 
-    `recipe_data` is the recipe as its files and overrides give it. `left_out` names the setting whose numbers
-    were left out because the recipe has another student.
+    `recipe_data` is the recipe from its files and overrides. `left_out` names a setting if its
+    numbers were left out because the recipe has another student.
     """
 
     layers: Sequence[RecipeLayer]
@@ -96,7 +96,8 @@ def trace_origins(source: str | Path, overrides: Sequence[str] = ()) -> Origins:
 
 
 def list_paths(recipe_data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of a resolved recipe; a list counts as one value, loss terms apart."""
+    """Yield path and value of a resolved recipe; a list counts as one value, except for loss
+    terms."""
     if isinstance(recipe_data, Mapping) and recipe_data:
         for key, inner in recipe_data.items():
             yield from list_paths(inner, f"{prefix}.{key}" if prefix else key)

@@ -18,11 +18,11 @@ PATH_KEYS = ("path", "heldout", "model")
 
 
 def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Apply overrides in their order, and return a line for each section that starts anew.
+    """Apply overrides in their order, and return a line for each section that is reset.
 
-    A section starts anew when its `type` changes: its other keys belong to the type before. Keys of
-    it that another override sets stay. Files start at the working directory, not at the recipe's
-    folder. Raises RecipeError if an override cannot be applied.
+    A change of its `type` resets a section, because its remaining keys belong to the previous type.
+    Keys of the section that another override sets are kept. File paths are relative to the working
+    directory, not to the recipe's folder. Raises RecipeError if an override cannot be applied.
     """
     notes, applied = [], []
     for text in overrides:
@@ -41,7 +41,7 @@ def override_all(recipe_data: dict[str, Any], overrides: Sequence[str]) -> list[
         }
         lost_keys = [key for key in dropped if key not in keys_beside]
         if lost_keys:
-            notes.append(f"{text} starts {section[:-1]} anew, without its {', '.join(lost_keys)}")
+            notes.append(f"{text} resets {section[:-1]} and drops its {', '.join(lost_keys)}")
         applied.append(text)
     for text in applied:
         notes += _resolve_files(recipe_data, text.partition("=")[0].split("."))
@@ -74,7 +74,7 @@ def _resolve_file(entry: Any, key: str, folder: Path, notes: list[str]) -> Any:
     if not isinstance(entry, str) or key not in PATH_KEYS or entry in PACKAGED:
         return entry
     path = Path(entry).expanduser()
-    # `os.path` and not `Path.exists`, which raises OSError of a name that is too long.
+    # `Path.exists` would raise OSError for a name that is too long.
     if not entry or path.is_absolute() or os.path.exists(path):
         return entry if key == "model" or not entry else str(path.absolute())
     if os.path.exists(folder / path):
@@ -90,7 +90,7 @@ def override(recipe_data: dict[str, Any], text: str) -> list[str]:
     """
     key, equals, new_value = text.partition("=")
     if not equals or not all(key.split(".")):
-        raise RecipeError(f"override {text!r} is not key=value; write for example train.steps=4")
+        raise RecipeError(f"override {text!r} is not key=value; use for example train.steps=4")
     if key.partition(".")[0] in ("setting", "extends"):
         raise RecipeError(
             f"override {text!r}: setting and extends are keys of a file; write one with both, such as "
@@ -141,7 +141,7 @@ def _override_item(items: list[Any], path: list[str], new_value: str, text: str)
 def _parse_value(text: str) -> Any:
     try:
         return yaml.load(text, StrictLoader)
-    # Calls such as `jsd(0.3)` are YAML, too; what is not is text, for the schema to judge.
+    # Calls such as `jsd(0.3)` are also YAML; any other text is left to the schema.
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
 

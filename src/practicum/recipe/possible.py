@@ -1,4 +1,4 @@
-"""Combinations in a recipe that cannot work; each problem says what to write instead."""
+"""Combinations in a recipe that cannot work; each problem names the settings that would work."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +22,7 @@ ENGINE_CORRECTION = "ratio_truncate(2)"
 def find_capability_problems(
     objective: Objective, capabilities: Capabilities, teacher: str, against: str = "teacher"
 ) -> list[str]:
-    """Return a problem for each loss term whose signal the teacher cannot give."""
+    """Return a problem for each loss term with a signal that the teacher cannot return."""
     problems = []
     for number, term in enumerate(objective.losses):
         where = f"objective.losses[{number}].signal"
@@ -31,14 +31,14 @@ def find_capability_problems(
         if not capabilities.signals and capabilities.writes:
             problems.append(
                 f"{where}: {term.signal.name!r} asks for scores of tokens, and {against} "
-                f"{teacher!r} only writes; write signal: text, divergence: ce and rollout.source: "
-                f"{against}, or another recipe that its text is enough for, such as papers/seqkd"
+                f"{teacher!r} only writes text; set signal: text, divergence: ce and rollout.source: "
+                f"{against}, or use a recipe that only needs the teacher's text, such as papers/seqkd"
             )
         elif not capabilities.signals:
             problems.append(
-                f"{where}: {term.signal.name!r} asks a teacher and there is none; write "
-                "teacher: ..., or a signal that asks nobody: score for the verifier's reward, "
-                "text for the rollout's own tokens"
+                f"{where}: {term.signal.name!r} needs a teacher and the recipe has none; "
+                "set teacher: ..., or a signal that needs no teacher: score for the verifier's "
+                "reward, text for the rollout's own tokens"
             )
         elif problem := term.explain_refusal(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
@@ -46,19 +46,19 @@ def find_capability_problems(
 
 
 def find_anchor_problems(objective: Objective, source: SourceConfig) -> list[str]:
-    """Return a problem for each term that compares with answers which the reference never writes."""
+    """Return a problem for each term that needs the reference's answers if the reference writes none."""
     if "reference" in source.other_writers:
         return []
     return [
         f"objective.losses[{number}]: its advantage compares with the reference's answers, and the "
-        "reference writes none; write rollout.source: join(reference, 4)"
+        "reference writes none; set rollout.source: join(reference, 4)"
         for number, term in enumerate(objective.losses)
         if term.compares_with_reference
     ]
 
 
 def find_truncation_problem(objective: Objective, rollout: RolloutConfig) -> list[str]:
-    """Return a problem if the loss of a sampled token meets a truncated sampler."""
+    """Return a problem if a loss on sampled tokens is combined with a truncated sampler."""
     # The estimate assumes tokens of the student's full distribution. A truncated sampler never
     # draws the tail, so the tail gets no gradient, and nothing corrects for it.
     is_truncated = rollout.top_p < 1.0 or rollout.top_k > 0
@@ -66,9 +66,9 @@ def find_truncation_problem(objective: Objective, rollout: RolloutConfig) -> lis
     if not (is_truncated and uncorrected):
         return []
     return [
-        "rollout.top_p and rollout.top_k cut tokens off that signal 'sampled' can then never "
-        "learn about; write top_p: 1 and top_k: 0, signal: full or topk, or a correction such as "
-        "ratio for what was kept"
+        "rollout.top_p and rollout.top_k exclude tokens, and signal 'sampled' gives excluded tokens "
+        "no gradient; set top_p: 1 and top_k: 0, signal: full or topk, or a correction such as "
+        "ratio for the tokens that remain"
     ]
 
 
@@ -80,7 +80,7 @@ def find_staleness_problems(
 ) -> list[str]:
     """Return a problem for each part of a recipe that cannot run ahead of the updates.
 
-    `adaptive_paths` are the paths of numbers that are known only step by step.
+    `adaptive_paths` are the paths of numbers that are only known step by step.
     """
     if not rollout.max_staleness:
         return []
@@ -88,24 +88,24 @@ def find_staleness_problems(
     if rollout.source.replays:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from "
-            "completions of any age; write max_staleness: 0, or source: student"
+            "completions of any age; set max_staleness: 0, or source: student"
         )
     writers = rollout.source.other_writers
     if "teacher" in writers and teacher.capabilities().follows_student:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.name!r} may follow the "
-            "student, so it cannot write ahead of it; write max_staleness: 0, source: student, or "
-            "a teacher with weights of its own, {type: model, model: ...}"
+            "student, so it cannot write ahead of it; set max_staleness: 0, source: student, or "
+            "a teacher with separate weights, {type: model, model: ...}"
         )
     is_asked = reference is not None and "reference" in writers
     if reference is not None and is_asked and reference.capabilities().follows_student:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and reference {reference.name!r} may follow "
-            "the student, so it cannot write ahead of it; write max_staleness: 0"
+            "the student, so it cannot write ahead of it; set max_staleness: 0"
         )
     problems += [
-        f"{path}: what teachers are asked is fixed ahead where {STALENESS} is above 0; "
-        "write a number, or linear or cosine"
+        f"{path}: requests to teachers are fixed ahead if {STALENESS} is above 0; "
+        "set a number, or linear or cosine"
         for path in adaptive_paths
         if ".signal" in path
     ]
@@ -115,7 +115,7 @@ def find_staleness_problems(
 def find_scorer_problems(
     objective: Objective, scorers: Mapping[str, ScorerSettings], rollout: RolloutConfig
 ) -> list[str]:
-    """Return a problem for each loss term, and for a source, whose scorer is not in the recipe."""
+    """Return a problem for each loss term or source with a scorer that is missing from the recipe."""
     problems = [
         f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; write "
         f"{' or '.join([VERIFIER, *scorers])}, or add it to scorers: {{{term.scorer}: {{type: ...}}}}"
@@ -141,7 +141,7 @@ def find_scorer_problems(
 def _find_guide_problems(
     scorers: Mapping[str, ScorerSettings], rollout: RolloutConfig
 ) -> list[str]:
-    """Return what keeps a source from asking its scorer while it writes."""
+    """Return the problems that keep a source from asking its scorer while it writes."""
     source = rollout.source
     guide = source.guide
     if guide is None:
@@ -151,17 +151,17 @@ def _find_guide_problems(
     if guide not in scorers:
         problems.append(
             f"{where}: no scorer is named {guide!r}; add it to scorers: "
-            f"{{{guide}: {{type: {source.guide_example}}}}}, or write source: student"
+            f"{{{guide}: {{type: {source.guide_example}}}}}, or set source: student"
         )
     elif source.guide_rejects and not scorers[guide].rejects:
         problems.append(
-            f"{where}: scorer {guide!r} rejects no answers; take one that does, such as "
+            f"{where}: scorer {guide!r} rejects no answers; use a scorer that does, such as "
             f"{{type: {source.guide_example}}}"
         )
     if rollout.max_staleness:
         problems.append(
             f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
-            f"each step, guides the {source.name}; write max_staleness: 0, or source: student"
+            f"each step, guides the {source.name}; set max_staleness: 0, or source: student"
         )
     return problems
 
@@ -173,7 +173,7 @@ def find_note_problems(
     reference: TeacherConfig | None,
     rollout: RolloutConfig,
 ) -> list[str]:
-    """Return a problem for each note whose name is taken, that is asked for, or cannot be made."""
+    """Return a problem for each note with a taken name, each missing note, and each impossible note."""
     max_staleness = rollout.max_staleness
     models = {"teacher": teacher.capabilities()}
     if reference is not None:
@@ -200,32 +200,32 @@ def find_note_problems(
         if max_staleness and config.follows_student(models):
             problems.append(
                 f"{STALENESS} is {max_staleness}, and notes.{name} needs the newest student or the "
-                "steps before, so it cannot be made ahead; write max_staleness: 0, or a writer "
-                "with weights of its own, {type: model, model: ...}"
+                "steps before, so it cannot be made ahead; set max_staleness: 0, or a writer "
+                "with separate weights, {type: model, model: ...}"
             )
     return problems
 
 
 def find_segment_problems(rollout: RolloutConfig) -> list[str]:
-    """Return what does not go with answers that go on in a later step."""
+    """Return the settings that are incompatible with answers that continue in a later step."""
     if rollout.segment_tokens is None:
         return []
     problems = []
     if not rollout.source.writes_segments:
         problems.append(
             f"rollout.segment_tokens is {rollout.segment_tokens}, and only the student's own answers "
-            "go on in a later step; write source: student, or leave it out"
+            "continue in a later step; set source: student, or leave segment_tokens out"
         )
     if rollout.max_staleness:
         problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and rollout.segment_tokens goes on with the "
-            "newest weights; write max_staleness: 0, or leave segment_tokens out"
+            f"{STALENESS} is {rollout.max_staleness}, and rollout.segment_tokens continues answers "
+            "with the newest weights; set max_staleness: 0, or leave segment_tokens out"
         )
     return problems
 
 
 def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[str]:
-    """Return what the recipe's engine, if there is one, cannot do for it."""
+    """Return the requirements of the recipe that its engine, if it has one, cannot meet."""
     if rollout.engine is None:
         return []
     problems = rollout.engine.problems(rollout.source.mixes_tokens, rollout.max_staleness)
@@ -240,10 +240,10 @@ def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[
 def correct_for_engine(objective: Objective) -> Objective:
     """Return the objective with an importance correction on each sampled token without a setting.
 
-    An engine's kernels round in other ways than the trainer's, so its tokens are never quite on
-    policy. Terms that name a correction, `none` included, are left as they are.
+    An engine's kernels round differently from the trainer's, so its tokens are never exactly
+    on-policy. Terms that name a correction, including `none`, are not changed.
     """
-    # Validated and not copied, so that the run folder shows the correction as if it were written.
+    # Validate instead of copying, so that the run folder shows the correction as an explicit setting.
     losses = tuple(
         Term.model_validate({**dict(term), "correction": ENGINE_CORRECTION})
         if term.on_sampled_token and "correction" not in term.model_fields_set
@@ -260,14 +260,14 @@ def explain_staleness(objective: Objective, rollout: RolloutConfig) -> str | Non
     if uncorrected and is_cut:
         return (
             f"rollout.segment_tokens is {rollout.segment_tokens}, and signal {uncorrected[0]!r} with "
-            "correction none takes an older policy's tokens for the learner's own; write "
+            "correction none treats an older policy's tokens as the learner's own; set "
             "correction: ratio_truncate(2), or signal: full"
         )
     if not (rollout.max_staleness and uncorrected):
         return None
     return (
         f"{STALENESS} is {rollout.max_staleness}, and signal {uncorrected[0]!r} with correction "
-        "none takes an older policy's tokens for the learner's own; write correction: "
+        "none treats an older policy's tokens as the learner's own; set correction: "
         "ratio_truncate(2), or signal: full"
     )
 
@@ -288,7 +288,7 @@ def explain_clip(objective: Objective) -> str | None:
     if not indices:
         return None
     return (
-        f"objective.losses[{indices[0]}].clip 'entries' takes away the pull towards a candidate "
-        "and not what the others' pull does to it, so the candidates that the teacher wants most "
-        "are pushed down; write clip: none, or clip: loss(1.0)"
+        f"objective.losses[{indices[0]}].clip 'entries' removes a candidate's own pull but "
+        "keeps the push from every other candidate, so the candidates that the teacher prefers most "
+        "become less likely; set clip: none, or clip: loss(1.0)"
     )

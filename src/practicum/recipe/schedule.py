@@ -1,6 +1,6 @@
 """Schedules: numbers of a recipe's objective, rollout or optimizer that change during a run.
 
-A schedule stands in the number's place, `coefficient: linear(0.005, 0.001)`, or as a named argument
+A schedule replaces the number, `coefficient: linear(0.005, 0.001)`, or as a named argument
 of a call, `log_linear(teacher=1, student=linear(0.5, 0))`. Its value depends on the step, and for
 `adaptive` on the metrics of earlier steps.
 """
@@ -15,7 +15,7 @@ from practicum.core.calls import Call, bind, format_call, parse_call
 from practicum.errors import NumericError
 
 SCHEDULED = ("objective", "rollout", "optimizer")
-"""The sections of a recipe whose numbers may change."""
+"""The sections of a recipe with numbers that may change."""
 
 
 class Linear(Call):
@@ -162,7 +162,7 @@ class ScheduleState:
 
     def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Restore the values that `save_state` returned."""
-        # A resume may change schedules: only those that the saved run had, too, go on.
+        # A resume may change schedules; only schedules that the saved run also had are restored.
         for path in self._state.keys() & state.keys():
             self._state[path] = dict(state[path])
 

@@ -74,8 +74,8 @@ class Recipe(FrozenConfig):
     formula: Literal["paper", "code", "second_hand", "ours"] | None = Field(
         default=None,
         description=(
-            "source of the loss: the paper, its released code, others' accounts; "
-            "ours: the paper prints none"
+            "source of the loss: the paper, its released code, accounts by others; "
+            "ours: the paper prints no formula"
         ),
     )
     reduced: str | None = Field(
@@ -102,8 +102,8 @@ class Recipe(FrozenConfig):
     )
     scorers: dict[ScorerName, Plugin("scorers", ScorerSettings)] = Field(  # type: ignore[valid-type]
         default={},
-        description="judges of answers beside the task's verifier, by name; `objective.scorer` says "
-        "which one is the reward: see [scorers](scorers.md)",
+        description="judges of answers in addition to the task's verifier, by name; `objective.scorer` "
+        "selects the reward: see [scorers](scorers.md)",
     )
     notes: dict[NoteName, Plugin(NOTE_KINDS, NoteConfig)] = Field(  # type: ignore[valid-type]
         default={},
@@ -145,8 +145,8 @@ class Recipe(FrozenConfig):
             )
         elif self.objective.reference_signal is not None:
             problems.append(
-                "objective: a term asks the reference and there is none; write reference: "
-                "{type: self, weights: frozen} for the student as it began, or another teacher"
+                "objective: a term needs the reference and the recipe has none; set reference: "
+                "{type: self, weights: frozen} for the initial student, or another teacher"
             )
         problems += list_writer_problems(
             self.rollout.source,
@@ -184,8 +184,8 @@ class Recipe(FrozenConfig):
             self.evaluation.every is None or self.evaluation.prompts == 0
         ):
             problems.append(
-                "train.metric_for_best_model chooses among the evaluations during training, and there "
-                f"are none; write evaluation.every: {max(1, self.train.steps // 10)}"
+                "train.metric_for_best_model needs evaluations during training, and the recipe has "
+                f"none; set evaluation.every: {max(1, self.train.steps // 10)}"
                 + (" and evaluation.prompts: 64" if self.evaluation.prompts == 0 else "")
             )
         if problems:
@@ -231,7 +231,7 @@ class Recipe(FrozenConfig):
         recipe_data = resolve_recipe(self)
         apply_values(recipe_data, numbers)
         if isinstance(self.rollout.source, function.Config):
-            # The text of a source does not hold the function.
+            # The text of a source does not contain the function.
             recipe_data["rollout"]["source"] = self.rollout.source
         return validate_fields(Recipe, recipe_data, self.name)
 

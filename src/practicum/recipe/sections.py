@@ -19,33 +19,33 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EpisodesConfig(FrozenConfig):
-    """The pace at which the conversations of a step ask their environments."""
+    """The pace at which the conversations of a step call their environments."""
 
     at_once: int = Field(
-        default=1, ge=1, description="environments that answer side by side; 1: one after another"
+        default=1, ge=1, description="environments that run in parallel; 1: one after another"
     )
     seconds: float | None = Field(
         default=None,
         gt=0,
-        description="the longest that a conversation's environment may take in all; then it ends "
-        "with `timeout`",
+        description="total time limit of a conversation's environment; past it, the conversation "
+        "ends with `timeout`",
     )
     together: bool = Field(
         default=True,
         description="each turn waits for the slowest environment, for the same bytes; false: a "
-        "conversation goes on as soon as its own has answered",
+        "conversation continues as soon as its own environment has answered",
     )
 
     @model_validator(mode="after")
     def _check_threads(self) -> "EpisodesConfig":
         if not self.together and self.at_once == 1:
             raise ValueError(
-                "together: false needs environments that answer side by side; write at_once: 16"
+                "together: false needs environments that answer side by side; set at_once: 16"
             )
         return self
 
     def build_pace(self) -> Pace:
-        """Return the same as a value of a step."""
+        """Return the settings as a value for a step."""
         return Pace(self.at_once, self.seconds, self.together)
 
 
@@ -66,8 +66,8 @@ class RolloutConfig(FrozenConfig):
     segment_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="most new tokens of an answer in one step; a longer one goes on in a later "
-        "step: see [rollouts](rollouts.md#segments); none: every answer ends in its step",
+        description="most new tokens of an answer in one step; a longer answer continues in a "
+        "later step: see [rollouts](rollouts.md#segments); none: every answer ends in its step",
     )
     max_turns: int | None = Field(
         default=None,
@@ -76,7 +76,7 @@ class RolloutConfig(FrozenConfig):
     )
     episodes: EpisodesConfig = Field(
         default=EpisodesConfig(),
-        description="how conversations ask their environments: see [rollouts](rollouts.md#pace)",
+        description="how conversations call their environments: see [rollouts](rollouts.md#pace)",
     )
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -148,7 +148,9 @@ class Budget(FrozenConfig):
     )
     tokens: float | None = Field(default=None, gt=0, description="supervised tokens")
     seconds: float | None = Field(
-        default=None, gt=0, description="seconds of the steps alone; the only limit by the clock"
+        default=None,
+        gt=0,
+        description="seconds spent in steps; the only limit that reads the clock",
     )
 
     def find_exceeded(self, spending: Mapping[str, float], step: Mapping[str, float]) -> str | None:
@@ -176,7 +178,7 @@ class Prices(FrozenConfig):
     )
 
     def compute_money(self, cost: Mapping[str, Any], seconds: float) -> dict[str, float]:
-        """Return the price of each item of a run: `cost` is that of `costs.summarize_costs`."""
+        """Return the price of each item of a run; `cost` comes from `costs.summarize_costs`."""
         sampled = cost["sample"]["teacher_tokens"] / 1e6
         scored = (cost["score"]["tokens"] + cost["score"]["prompt_tokens"]) / 1e6
         items = {
@@ -204,12 +206,12 @@ class TrainConfig(FrozenConfig):
     keep_checkpoints: int = Field(default=2, ge=1)
     metric_for_best_model: Literal["accuracy", "reverse_kl"] | None = Field(
         default=None,
-        description="held-out measure whose best step is saved and kept as the checkpoint `RUN@best`; "
+        description="held-out measure; the step with its best value is kept as the checkpoint `RUN@best`; "
         "needs `evaluation.every`",
     )
     save_in_background: bool = Field(
         default=False,
-        description="write checkpoints from a copy in the machine's memory while training goes on",
+        description="write checkpoints from a copy in the machine's memory while training continues",
     )
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; none: torch's default"
@@ -229,7 +231,7 @@ class EvaluationConfig(FrozenConfig):
     max_turns: int | None = Field(
         default=None,
         ge=1,
-        description="turns in a conversation; 1: what the first answer is worth; none: until the "
+        description="turns in a conversation; 1: only the first answer; none: until the "
         "task ends it",
     )
     teacher: bool = Field(default=True, description="also evaluate the teacher, in its own context")

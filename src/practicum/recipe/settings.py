@@ -91,7 +91,7 @@ def choose_setting(recipe_data: Mapping[str, Any]) -> SettingChoice | None:
 
 
 def fill_setting(recipe_data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's data with the values of its student's row where it sets none."""
+    """Fill in the values of the student's row that a recipe's data does not set."""
     choice = choose_setting(recipe_data)
     filled = dict(recipe_data)
     if choice is None:

@@ -37,7 +37,7 @@ def expand_models(recipe_data: Mapping[str, Any], folder: Path = Path()) -> dict
 
 
 def _expand_teacher(section: Any, folder: Path) -> Any:
-    """Return the section of a teacher with its own short form and those inside it written out."""
+    """Write out the short form of a teacher's section and of the teachers inside it."""
     if isinstance(section, str) and _names_model(section, folder):
         return {"type": "model", "model": section}
     if not isinstance(section, Mapping):

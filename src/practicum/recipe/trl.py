@@ -1,6 +1,6 @@
 """Turn a training script of TRL into a recipe.
 
-The fields and their defaults are those of TRL 1.16. A field that the script does not set has the
+The fields and their defaults follow TRL 1.16. A field that the script does not set has the
 default of its config class. Every field without a place in a recipe is named.
 """
 
@@ -89,7 +89,7 @@ IGNORED = {
     "hub_model_id", "gradient_checkpointing", "gradient_checkpointing_kwargs", "log_completions",
     "dataset_num_proc", "remove_unused_columns", "overwrite_output_dir", "logging_first_step",
 }  # fmt: skip
-"""Fields that change nothing of what is learned; practicum has its own ways."""
+"""Fields that do not affect training; practicum has its own settings for them."""
 
 AGGREGATES = {"grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean"}
 SCHEDULES = {
@@ -102,7 +102,7 @@ SCHEDULES = {
 
 @dataclass(slots=True)
 class TrlSettings:
-    """The settings of a script over the defaults of its config class, and what was taken."""
+    """The settings of a script over the defaults of its config class, and the fields taken so far."""
 
     script: TrlScript
     notes: list[str]
@@ -126,7 +126,7 @@ class TrlSettings:
 def convert_trl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
     """Return a recipe's data for the file `target`, and a line for each thing that is not taken.
 
-    The script is parsed and never run. Raises RecipeError if it trains with none of the classes.
+    The script is parsed and never run. Raises RecipeError if it uses no supported trainer class.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -174,7 +174,7 @@ def _convert_student(settings: TrlSettings) -> dict[str, Any]:
     model = settings.script.trainer.get("model")
     if not isinstance(model, str):
         settings.notes.append(
-            "student.model: missing, since the script's model is no literal; write it"
+            "student.model: missing, since the script's model is no literal; set it"
         )
         model = "STUDENT"
     student: dict[str, Any] = {"model": model}
@@ -199,7 +199,7 @@ def _convert_teacher(settings: TrlSettings) -> dict[str, Any]:
     )
     if not isinstance(model, str):
         settings.notes.append(
-            "teacher.model: missing, since the script's teacher is no literal; write it"
+            "teacher.model: missing, since the script's teacher is no literal; set it"
         )
         model = "TEACHER"
     teacher = {"type": "model", "model": model}
@@ -217,7 +217,7 @@ def _convert_dataset(settings: TrlSettings, target: Path) -> dict[str, Any]:
     dataset = settings.script.trainer.get("train_dataset")
     if not isinstance(dataset, Dataset) or not dataset.positional:
         settings.notes.append(
-            "task.path: missing, since the script's dataset is no literal; write it"
+            "task.path: missing, since the script's dataset is no literal; set it"
         )
         return {"type": "jsonl", "path": "ROWS.jsonl"}
     kind, *more = dataset.positional
@@ -244,9 +244,7 @@ def _convert_dataset(settings: TrlSettings, target: Path) -> dict[str, Any]:
     if isinstance(heldout, Dataset) and heldout.split and heldout.positional == dataset.positional:
         task["heldout"] = heldout.split
     elif heldout is not None:
-        settings.notes.append(
-            "task.heldout: the script's eval_dataset is another dataset; write it"
-        )
+        settings.notes.append("task.heldout: the script's eval_dataset is another dataset; set it")
     return task
 
 
@@ -275,7 +273,8 @@ def _convert_rollout(settings: TrlSettings) -> dict[str, Any]:
 
 
 def _convert_source(settings: TrlSettings) -> str:
-    """Return the source for `lmbda` and `seq_kd`: the share of the student, and who writes the rest."""
+    """Return the source for `lmbda` and `seq_kd`: the share of the student, and the writer of the
+    remaining answers."""
     share, writer = (
         settings.take_number("lmbda"),
         "teacher" if settings.take("seq_kd") else "dataset",
@@ -309,7 +308,7 @@ def _convert_reward(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, 
     advantage = "group_mean" if scale in (False, "none") else "group_normalized"
     if scale == "batch":
         settings.notes.append(
-            "objective: scale_rewards batch has no name here; group_normalized is written"
+            "objective: scale_rewards batch has no equivalent here; group_normalized is used"
         )
     low = settings.take_number("epsilon")
     high = low if settings.take("epsilon_high") is None else settings.take_number("epsilon_high")
@@ -320,7 +319,7 @@ def _convert_reward(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, 
     loss = str(settings.take("loss_type"))
     if loss not in AGGREGATES:
         settings.notes.append(
-            f"objective.aggregate: loss_type {loss} has no name here; token_mean is written"
+            f"objective.aggregate: loss_type {loss} has no equivalent here; token_mean is used"
         )
     settings.notes.append(_describe_rewards(settings, recipe))
     objective: dict[str, Any] = {"losses": [term], "aggregate": AGGREGATES.get(loss, "token_mean")}
@@ -337,7 +336,7 @@ def _describe_rewards(settings: TrlSettings, recipe: dict[str, Any]) -> str:
     rewards = settings.script.trainer.get("reward_funcs")
     named = f"; the script's reward is {rewards!r}" if rewards is not None else ""
     return (
-        f"task.verifier: `math` is written, as TRL's accuracy_reward{named}; a function of yours is "
+        f"task.verifier: `math` is written, as TRL's accuracy_reward{named}; your own function is "
         "package.module:function with the arguments reply and prompt"
     )
 
@@ -346,7 +345,7 @@ def _convert_optimizer(settings: TrlSettings) -> dict[str, Any]:
     kind = str(settings.take("lr_scheduler_type"))
     if kind not in SCHEDULES:
         settings.notes.append(
-            f"optimizer.schedule: lr_scheduler_type {kind} has no name here; linear is written"
+            f"optimizer.schedule: lr_scheduler_type {kind} has no equivalent here; linear is used"
         )
     return {
         "learning_rate": settings.take_number("learning_rate"),
@@ -376,7 +375,7 @@ def _convert_train(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, A
         train["steps"] = max(1, math.ceil(epochs * math.ceil(rows / prompts)))
     else:
         settings.notes.append(
-            f"train.steps: missing; write rows * {epochs:g} / {prompts}, since the rows are not here to be counted"
+            f"train.steps: missing; set rows * {epochs:g} / {prompts}, since the rows are not here to be counted"
         )
     warmup, ratio = settings.take("warmup_steps") or 0, settings.take("warmup_ratio") or 0
     # Since transformers 5 a warmup_steps below 1 is a share of the steps.
@@ -386,7 +385,7 @@ def _convert_train(settings: TrlSettings, recipe: dict[str, Any]) -> dict[str, A
     elif share and "steps" in train:
         recipe["optimizer"]["warmup_steps"] = math.ceil(share * train["steps"])
     elif share:
-        settings.notes.append(f"optimizer.warmup_steps: missing; write {share} times the steps")
+        settings.notes.append(f"optimizer.warmup_steps: missing; set {share} times the steps")
     if settings.take("save_strategy") == "steps" and "steps" in train:
         train["checkpoint_every"] = int(settings.take_number("save_steps"))
     settings.taken.add("save_steps")
@@ -420,7 +419,7 @@ def _convert_best(settings: TrlSettings, recipe: dict[str, Any]) -> None:
 
 
 def _count(dataset: Any) -> int | None:
-    """Return the number of rows of a dataset's files, or None if one is not here."""
+    """Return the number of rows of a dataset's files, or None if a file is missing."""
     files = dataset.keywords.get("data_files") if isinstance(dataset, Dataset) else None
     paths = [Path(str(entry)) for entry in (files if isinstance(files, list) else [files])]
     return sum(map(count_rows, paths)) if files and all(map(os.path.isfile, paths)) else None

@@ -38,7 +38,7 @@ class Dataset:
 
 @dataclass(slots=True)
 class TrlScript:
-    """The config class of a script, the arguments of its calls, and a line for what was not read."""
+    """The config class of a script, the arguments of its calls, and a line for each unread part."""
 
     name: str
     config: str
@@ -49,7 +49,7 @@ class TrlScript:
 
 
 def read_trl_script(text: str, name: str) -> TrlScript:
-    """Return the settings of the first trainer of a script; RecipeError if there is none."""
+    """Return the settings of a script's first trainer; raises RecipeError if it has no trainer."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -70,7 +70,7 @@ def read_trl_script(text: str, name: str) -> TrlScript:
     script = TrlScript(name, kind, notes=reader.notes)
     for extra in [*configs[1:], *trainers[1:]]:
         script.notes.append(
-            f"line {extra.lineno}: a second {_name_call(extra)}; the first one is taken"
+            f"line {extra.lineno}: a second {_name_call(extra)}; the first one is used"
         )
     if configs:
         script.settings = reader.read_keywords(configs[0], kind)
@@ -98,7 +98,7 @@ class _ScriptReader:
     def read_keywords(
         self, call: ast.Call, owner: str, skipped: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        """Return the arguments that can be read, and note the others by line and name."""
+        """Return the readable arguments, and note all further arguments by line and name."""
         arguments: dict[str, Any] = {}
         if call.args:
             self._note(call.args[0], f"{owner}: an argument without a name")
@@ -106,7 +106,7 @@ class _ScriptReader:
             if keyword.arg in skipped:
                 continue
             if keyword.arg is None:
-                self._note(keyword.value, f"{owner}: ** and what it holds")
+                self._note(keyword.value, f"{owner}: arguments given with **")
                 continue
             try:
                 arguments[keyword.arg] = self._evaluate(keyword.value)
@@ -147,7 +147,8 @@ class _ScriptReader:
 
 
 def _collect_assigned(tree: ast.AST) -> dict[str, list[ast.expr]]:
-    """Return the expressions that each name is assigned; a name that changes otherwise has two."""
+    """Return the expressions that each name is assigned; a name that changes in another way counts
+    as assigned twice."""
     assigned: dict[str, list[ast.expr]] = {}
 
     def add(target: ast.expr | str, expression: ast.expr) -> None:

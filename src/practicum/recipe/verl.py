@@ -1,9 +1,9 @@
 """Turn the configuration of a verl distillation run into a recipe.
 
-The keys are those of verl's `main_ppo` with `distillation.enabled` (docs/algo/opd.md there, August
+The keys follow verl's `main_ppo` with `distillation.enabled` (docs/algo/opd.md there, August
 2026). The file is a whole configuration, the part that someone changed, Hydra's `overrides.yaml`,
 or the script that starts verl. If the file lacks a key of `TAKEN` or of the functions below, verl's
-own default is used. Every other key is named, so that no user believes it was taken.
+own default is used. Every other key is reported, so that no user believes it was used.
 """
 
 import os
@@ -72,7 +72,7 @@ def _keep(setting: Any) -> Any:
 
 
 def _keep_positive(setting: Any) -> Any:
-    """Return a number above 0; verl writes -1 for none."""
+    """Return a number above 0; verl writes -1 for no limit."""
     return setting if isinstance(setting, int | float) and setting > 0 else None
 
 
@@ -115,7 +115,7 @@ TAKEN = (
     Taken("trainer.test_freq", -1, "evaluation.every", _keep_positive),
     Taken(f"{STUDENT}.rollout.val_kwargs.temperature", 0, "evaluation.temperature"),
 )
-"""The keys that have a place of their own in a recipe."""
+"""The keys with a direct equivalent in a recipe."""
 
 AGGREGATES = {
     "token-mean": "token_mean",
@@ -291,7 +291,9 @@ def _convert_loss(config: VerlConfig, recipe: dict[str, Any], notes: list[str]) 
     coefficient = config.take(f"{LOSS}.distillation_loss_coef", 1.0)
     mean = AGGREGATES.get(str(config.take(f"{ACTOR}.loss_agg_mode", "token-mean")))
     if mean is None:
-        notes.append("objective.aggregate: this loss_agg_mode has no name here; token_mean is used")
+        notes.append(
+            "objective.aggregate: this loss_agg_mode has no equivalent here; token_mean is used"
+        )
     objective: dict[str, Any] = {"aggregate": mean or "token_mean"}
     if not config.take(f"{LOSS}.use_task_rewards", True):
         return {**term, **objective}
@@ -315,7 +317,7 @@ def _convert_reward(config: VerlConfig, recipe: dict[str, Any], notes: list[str]
         advantage = advantage if normalises else "group_mean"
     if advantage is None:
         notes.append(
-            f"objective: adv_estimator {estimator} has no name here; group_normalized is written"
+            f"objective: adv_estimator {estimator} has no equivalent here; group_normalized is used"
         )
     return {"signal": f"score({advantage or 'group_normalized'})", "correction": correction}
 
@@ -349,7 +351,7 @@ def _convert_critic(config: VerlConfig, notes: list[str]) -> dict[str, Any]:
 
 
 def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str]) -> None:
-    """Set the steps, from the epochs if need be, and the updates a step."""
+    """Set the steps, from the epochs if needed, and the updates per step."""
     train, batch = recipe["train"], config.take_number("data.train_batch_size", 1024)
     mini_batch = config.take_number(f"{ACTOR}.ppo_mini_batch_size", 256)
     if batch % mini_batch == 0 and batch > mini_batch:
@@ -364,7 +366,7 @@ def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str])
         train["steps"] = max(1, rows * (epochs or 1) // batch)
     else:
         notes.append(
-            f"train.steps: missing; write rows * {epochs or 1} // {batch}, since the training "
+            f"train.steps: missing; set rows * {epochs or 1} // {batch}, since the training "
             "files are not here to be counted"
         )
     ratio = config.take_number(f"{ACTOR}.optim.lr_warmup_steps_ratio", 0.0)
@@ -373,6 +375,6 @@ def _convert_steps(config: VerlConfig, recipe: dict[str, Any], notes: list[str])
 
 
 def _count(files: Any) -> int | None:
-    """Return the number of rows in all files, or None if one is not here."""
+    """Return the number of rows in all files, or None if a file is missing."""
     paths = [Path(os.path.expanduser(name)) for name in _list_files(files)]
     return sum(map(count_rows, paths)) if all(map(os.path.isfile, paths)) else None

@@ -25,13 +25,13 @@ DEEPEST_RECIPE = 64
 LONGEST_REASON = 400
 
 FILE_KEYS = {
-    "extends": "the recipe whose method this file takes: a file, relative to this one's folder, or a packaged name; "
-    "its `setting` and the words that describe it are left out",
-    "setting": "the models, task, rates, lengths and batches that a method is tried on: the name of a packaged pair, a file, or "
-    "a mapping over the one that it `extends`: see [settings](settings.md)",
-    "stages": "the stages of a [pipeline](pipelines.md), each a recipe over the keys beside it",
+    "extends": "the recipe that provides the method: a file, relative to this file's folder, or a packaged name; "
+    "its `setting` and its description are not inherited",
+    "setting": "the models, task, rates, lengths and batches for a method: the name of a packaged pair, a file, or "
+    "a mapping with changes to the setting that it `extends`: see [settings](settings.md)",
+    "stages": "the stages of a [pipeline](pipelines.md), each a recipe that overrides the shared keys of the file",
 }
-"""Keys of a file that are no field of a recipe: reading the file uses them up."""
+"""Keys of a file that are not fields of a recipe; they are resolved when the file is read."""
 
 
 RUN_RECIPE = "recipe.json"
@@ -79,9 +79,9 @@ def expand_section(recipe_data: Mapping[str, Any], folder: Path) -> dict[str, An
 
 
 def find_parent(path: Path, parent: str) -> Path:
-    """Return the file that a recipe extends: beside the recipe, or a packaged one by its name."""
+    """Return the file that a recipe extends: relative to the recipe, or a packaged recipe by name."""
     file = path.parent.resolve() / parent
-    # Unlike `Path.is_file`, which raises OSError of a name that is too long.
+    # `Path.is_file` would raise OSError for a name that is too long.
     if os.path.isfile(file):
         return file
     if parent in list_recipe_names():
@@ -95,7 +95,7 @@ def find_parent(path: Path, parent: str) -> Path:
 def merge_recipes(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the entries of `over`.
 
-    Mappings merge. Anything else is replaced, also a mapping of another `type`.
+    Mappings merge. Any other value is replaced, and so is a mapping with a different `type`.
     """
     result = dict(base)
     for key, new in over.items():
@@ -108,7 +108,7 @@ def merge_recipes(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 
 def _can_merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     # A list of terms and `model: {stage: NAME}` are complete: the keys of a term, or of a
-    # from-scratch model, make no sense beside them.
+    # from-scratch model, have no meaning next to them.
     if {"losses", "stage"} & (old.keys() | new.keys()):
         return False
     return new.get("type", old.get("type")) == old.get("type")
@@ -165,7 +165,7 @@ class StrictLoader(yaml.SafeLoader):
         mapping = super().construct_mapping(node, deep)  # refuses unhashable keys, so Counter works
         if len(mapping) < len(keys):
             twice = min(str(key) for key, times in Counter(keys).items() if times > 1)
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: key {twice!r} stands twice")
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: key {twice!r} occurs twice")
         return mapping
 
 

@@ -54,11 +54,11 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 30.0
 CANCEL_POLL_SECONDS = 0.05
-"""The seconds between two looks of a thread that asks ahead at whether it is cancelled."""
+"""The seconds between two checks whether a prefetching thread is cancelled."""
 
 TRANSFER_BYTES_PER_SECOND = 1 << 20
 MAX_WAIT_SECONDS = 60.0
-"""The most seconds between two attempts, whatever the server asks for."""
+"""The most seconds between two attempts, even if the server asks for more."""
 
 DETAIL_BYTES = 8 * MAX_EXCERPT_CHARACTERS
 """The bytes of an answer in which its reason is searched."""
@@ -144,8 +144,8 @@ class JsonClient:
 
     An error is a TeacherError (`RequestRefused` for a refusal) of one line with the server, the
     request, the reason and what to do. A wait is logged every `heartbeat` seconds, and the first
-    failure of a request at once. `failures` counts the retries, `rate_limits`
-    those that a rate limit asked for, `wire_bytes` the bytes of all bodies in both directions.
+    failure of a request at once. `failures` counts the retries, `rate_limits` the retries because
+    of a rate limit, and `wire_bytes` the bytes of all bodies in both directions.
     """
 
     def __init__(self, server: Server, heartbeat: float = HEARTBEAT_SECONDS) -> None:
@@ -225,7 +225,7 @@ class JsonClient:
                     beat.cancel()
                     watch.cancel()
         except BaseExceptionGroup as group:
-            # One failed request cancels the others, whose errors then say nothing about the cause.
+            # One failed request cancels all other requests, and their errors do not show the cause.
             errors = [error for error in group.exceptions if isinstance(error, PracticumError)]
             raise errors[0] if errors else group.exceptions[0] from None
         return [task.result() for task in answers]
@@ -266,7 +266,7 @@ class JsonClient:
                 elapsed = monotonic() - first_failure
                 backoff = min(MAX_WAIT_SECONDS, 0.25 * 2 ** min(tries, 8))
                 wait = max(failure.wait, backoff * (0.5 + jitter.random() / 2))
-                # Every request gets a second attempt, even if the first alone took too long.
+                # Every request gets a second attempt, even if the first attempt took too long.
                 if garbage > 1 or (tries > 1 and elapsed + wait > self.server.give_up_after):
                     raise self._build_timeout_error(question, failure, tries, elapsed) from None
                 await asyncio.sleep(min(wait, self.server.give_up_after))
@@ -284,9 +284,7 @@ class JsonClient:
     def _build_timeout_error(
         self, question: JsonRequest, failure: _RetryableError, tries: int, elapsed: float
     ) -> TeacherError:
-        advice = (
-            "look at what the address is" if failure.garbage else "start it, or look at its log"
-        )
+        advice = "check the address" if failure.garbage else "start the server, or look at its log"
         return TeacherError(
             f"{self.address}{question.path}: {question.name} failed {tries} times in "
             f"{elapsed:.0f} s, at last because {failure.why}; {advice}, and resume"
@@ -382,7 +380,7 @@ class JsonClient:
                 if len(received) > question.max_answer_bytes:
                     raise TeacherError(
                         f"{self.address}{question.path}: the answer to {question.name} is longer "
-                        f"than {question.max_answer_bytes} bytes, which no answer to it needs to be; look at what the address is"
+                        f"than {question.max_answer_bytes} bytes, more than any valid answer needs; check the address"
                     )
             return response.status_code, response.headers, bytes(received)
         finally:

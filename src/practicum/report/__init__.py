@@ -11,7 +11,7 @@ __all__ = ["STYLE", "escape_text", "render_document", "write_report"]
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into a run folder, from the folder's files alone; return its path."""
+    """Write `report.html` into a run folder, using only the folder's files; return its path."""
     path = run / "report.html"
     write_text(path, render_page(build_page_parts(read_run(run))))
     return path

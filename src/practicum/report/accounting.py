@@ -1,4 +1,4 @@
-"""The accounts of a run: what was dropped, alarms, the doctor's forecast, and the recipe."""
+"""The accounts of a run: what was dropped, alarms, the doctor's prediction, and the recipe."""
 
 import json
 from collections import Counter
@@ -22,17 +22,18 @@ from practicum.statistics import Interval
 MAX_REASONS = 8
 
 MAX_OPEN_ALARMS, MAX_ALARMS = 20, 500
-"""The number of alarms listed at once, and the number listed at all."""
+"""The number of alarms listed at first, and the largest number listed."""
 
 Part = tuple[str, float | int]
 """A reason why something was kept or dropped, and its amount."""
 
 GAIN_EXPECTED, NO_GAIN_EXPECTED = ("GO", "GO-WITH-CHANGES"), ("NO-GAP", "NO-GO", "BROKEN-SETUP")
-"""The verdicts of the doctor that forecast a gain, and none. Other verdicts forecast nothing."""
+"""The verdicts of the doctor that predict a gain, and the verdicts that predict no gain. Other
+verdicts predict nothing."""
 
 
 def build_dropped_section(run: RunData) -> Section | None:
-    """Build the section that splits rows, tokens and updates by what became of them."""
+    """Build the section that splits rows, tokens and updates by outcome."""
     accounts = {
         "Rows of the data": _split_rows(run),
         "Tokens of the rollouts": _split_tokens(run),
@@ -45,8 +46,8 @@ def build_dropped_section(run: RunData) -> Section | None:
     groups = sum(row.get("unsupervised_prompts") or 0.0 for row in run.metrics)
     if groups:
         body += render_note(
-            f"{format_count(groups)} times a step had a prompt of whose completions "
-            "no token was learned from."
+            f"{format_count(groups)} times, a prompt of a step had no completion with "
+            "a supervised token."
         )
     return Section("dropped", "Dropped", "What was dropped, and why", "", body)
 
@@ -67,7 +68,7 @@ def _split_rows(run: RunData) -> list[Part]:
     """Split the training data: used as prompts, too long for the recipe, or rejected, by reason."""
     if run.prompts is None:
         return []
-    # Rejected rows of the held-out file are not training data, so they do not count here.
+    # Rejected rows of the held-out file are not training data, so they are not counted here.
     heldout = str(run.recipe.get("task", {}).get("heldout") or "")
     rejected = Counter(
         _read_reason(row)
@@ -90,17 +91,17 @@ def _read_reason(row: Row) -> str:
 
 
 def _split_tokens(run: RunData) -> list[Part]:
-    """Split the tokens of all completions: learned from, skipped, left out, or masked."""
+    """Split the tokens of all completions: supervised, skipped, left out, or masked."""
     # A row holds the mean length, so the total is a sum of products and only nearly whole.
     _, total = count_tokens(run.metrics)
     skipped = sum(row["tokens"] for row in run.metrics if _is_skipped(row))
     unmasked = sum(row["tokens"] for row in run.metrics) - skipped
     supervised = sum(_count_supervised(row) for row in run.metrics if not _is_skipped(row))
     return [
-        ("learned from", supervised),
+        ("supervised", supervised),
         ("in updates that were skipped", skipped),
         ("left out by filters, weights or advantages", unmasked - supervised),
-        ("masked: not learned from", max(round(total) - unmasked - skipped, 0.0)),
+        ("masked: not supervised", max(round(total) - unmasked - skipped, 0.0)),
     ]
 
 
@@ -109,7 +110,7 @@ def _is_skipped(row: Row) -> bool:
 
 
 def _count_supervised(row: Row) -> float:
-    """Return the number of tokens in a step's loss; services do not say it and use all."""
+    """Return the number of tokens in a step's loss; without this reading, all tokens of the step."""
     return row.get("supervised", row["tokens"])
 
 
@@ -152,7 +153,7 @@ def _render_alarm(alarm: Row) -> list[str]:
 
 
 def _escape_fields(row: Row, *keys: str) -> list[str]:
-    """Escape the texts of these fields; one that is absent becomes empty."""
+    """Escape the texts of these fields; a missing field becomes an empty text."""
     return [escape_text(str(row.get(key) or "")) for key in keys]
 
 
@@ -163,7 +164,7 @@ def _render_value(value: object) -> str:
 
 
 def _render_patch(alarm: Row) -> str:
-    """Render the changes that an alarm proposes, and those that the recipe let it make."""
+    """Render the changes that an alarm proposes, and the changes that the recipe let it make."""
     patch = alarm.get("patch")
     overrides = patch if isinstance(patch, list) else [patch] if patch else []
     lines = [
@@ -178,7 +179,7 @@ def _render_patch(alarm: Row) -> str:
 
 
 def build_doctor_section(run: RunData) -> Section | None:
-    """Build the section that holds the doctor's forecast against the outcome."""
+    """Build the section that compares the doctor's prediction with the outcome."""
     if run.doctor is None:
         return None
     verdict = run.doctor.get("verdict", "")
@@ -193,11 +194,11 @@ def build_doctor_section(run: RunData) -> Section | None:
         label="the doctor's checks",
     )
     forecast = (
-        f'<p class="foretold"><b>{escape_text(word)}</b> was foretold{meaning}. '
+        f'<p class="foretold"><b>{escape_text(word)}</b> was predicted{meaning}. '
         f"{_describe_outcome(word, run)}</p>"
     )
     about = "the doctor's verdict before the run"
-    return Section("doctor", "Doctor", "Foretold and come true", about, forecast + checks)
+    return Section("doctor", "Doctor", "Prediction and outcome", about, forecast + checks)
 
 
 def _render_check(check: Row) -> list[str]:
@@ -236,7 +237,7 @@ def _describe_outcome(word: str, run: RunData) -> str:
     ends = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
     outcome = f"The run gained {format_signed(gain.mean)} {ends}"
     if word not in (*GAIN_EXPECTED, *NO_GAIN_EXPECTED):
-        return f"{outcome}; this verdict foretold neither a gain nor none."
+        return f"{outcome}; this verdict predicts neither a gain nor its absence."
     has_held = (gain.low > 0) == (word in GAIN_EXPECTED)
     return f"{outcome}: the verdict {'held' if has_held else 'did not hold'}."
 
@@ -267,7 +268,7 @@ def build_reproduce_section(run: RunData) -> Section:
     table = render_table(["", ""], rows, label="reproducibility")
     body = table + _render_changed_versions(run) + recipe
     about = "one seed, these versions, this recipe"
-    return Section("again", "Recipe", "To do it again", about, body)
+    return Section("again", "Recipe", "Reproduce this run", about, body)
 
 
 def _describe_change(change: Row) -> str:

@@ -42,10 +42,10 @@ from practicum.statistics.heldout import GradedCompletion, compute_confidences, 
 BINS = 10
 
 MAX_OPEN, MAX_SHOWN = 12, 200
-"""The number of held-out completions shown at once, and the number shown at all."""
+"""The number of held-out completions shown at first, and the largest number shown."""
 
 MAX_GROUPS = 200
-"""The number of groups of training rollouts whose diversity is measured, at each end of the run."""
+"""The number of groups of training rollouts for the diversity measures, at each end of the run."""
 
 MAX_COMPARED_GROUPS, MAX_COMPARED, MAX_COMPARED_TOKENS = 50, 4, 200
 """Likeness compares all pairs of a group, so it looks at fewer groups, completions and tokens."""
@@ -87,11 +87,11 @@ def _render_comparison(run: RunData, columns: Sequence[Column]) -> str:
     names = [name for name in ("before", "after", "teacher") if name in evaluations]
     lines = {
         "accuracy": "accuracy",
-        "reverse_kl": "reverse KL, nats a token",
-        "reverse_kl_estimate": "reverse KL (estimate), nats a token",
-        "student_entropy": "entropy, nats a token",
-        "student_entropy_estimate": "entropy (estimate), nats a token",
-        "length": "tokens an answer",
+        "reverse_kl": "reverse KL, nats per token",
+        "reverse_kl_estimate": "reverse KL (estimate), nats per token",
+        "student_entropy": "entropy, nats per token",
+        "student_entropy_estimate": "entropy (estimate), nats per token",
+        "length": "tokens per answer",
         "truncated": "cut off",
     }
     body = [
@@ -177,14 +177,14 @@ def _render_calibration(columns: Sequence[Column]) -> str:
         body.append([name, f"{sure:.2f}", f"{hits:.2f}", f"{sure - hits:+.2f}", error])
     if not curves:
         return ""
-    chart = render_diagonal_chart("how often an answer is right, by how sure it was", curves)
+    chart = render_diagonal_chart("how often an answer is right, by its confidence", curves)
     head = ["", "confidence", "right", "over-confidence", "ECE"]
     first = columns[0][2]
     source = "the probability that the model which wrote the answer gave its whole text"
     if has_several_answers(_read_completions(first)):
         source = (
-            "the share of a prompt's answers that say the same as the commonest one, "
-            "which is then right or wrong"
+            "the share of a prompt's answers that agree with its most common answer, "
+            "which is then graded right or wrong"
         )
     return (
         render_figure(chart, curves)
@@ -203,7 +203,7 @@ def _read_completions(evaluation: Row) -> list[GradedCompletion]:
 def _group_into_bins(pairs: Sequence[Point]) -> list[Point]:
     """Return the mean confidence and the share of right completions of each bin."""
     ordered = sorted(pairs)
-    # A bin of fewer than five completions says next to nothing.
+    # A bin of fewer than five completions is too noisy.
     bins = min(BINS, max(len(ordered) // 5, 1))
     edges = [len(ordered) * index // bins for index in range(bins + 1)]
     parts = [ordered[low:high] for low, high in pairwise(edges) if high > low]
@@ -262,17 +262,17 @@ def _render_diversity(ends: Mapping[str, Sequence[Row]]) -> str:
         "degenerate is the loop test of 2604.08527."
     )
     if not any("different answers of a prompt" in column for column in columns):
-        note += " One answer a prompt: nothing is said of how the answers to one prompt differ."
+        note += " With one answer per prompt, the differences between answers to one prompt are unknown."
     table = render_table(["", *ends], body, numbers=(1, 2), label="repetition and diversity")
     return table + render_note(note)
 
 
 def _measure_diversity(rows: Sequence[Row]) -> dict[str, str]:
-    """Return repetition within completions, and diversity among those of a prompt, as text."""
+    """Return repetition within completions, and diversity among the completions of a prompt, as text."""
     texts = [row["text"] for row in rows]
     repeated = [repeated_share(row["tokens"]) for row in rows]
     lines = {
-        "3-grams said before in the answer": format_percent(_compute_mean(repeated)),
+        "repeated 3-grams": format_percent(_compute_mean(repeated)),
         "longest loop, tokens": str(max(longest_run(row["tokens"]) for row in rows)),
         "degenerate answers": format_percent(_compute_mean(list(map(is_degenerate, texts)))),
         "empty answers": format_percent(_compute_mean([not text.strip() for text in texts])),
@@ -290,7 +290,7 @@ def _measure_diversity(rows: Sequence[Row]) -> dict[str, str]:
     means = {"different answers of a prompt": mean_of(map(unique_share, answers))}
     for n in (1, 2, 3):
         means[f"distinct {n}-grams"] = mean_of([distinct_ngrams(group, n) for group in tokens])
-    means["likeness of two answers"] = mean_of(map(similarity, compared))
+    means["similarity of two answers"] = mean_of(map(similarity, compared))
     return lines | {name: format_percent(mean) for name, mean in means.items() if mean is not None}
 
 
@@ -299,7 +299,7 @@ def _compute_mean(values: Sequence[float]) -> float:
 
 
 def build_answers_section(run: RunData) -> Section | None:
-    """Build the section that shows the completions before and after of each held-out prompt."""
+    """Build the section with the completions before and after training of each held-out prompt."""
     samples = [] if run.summary is None else run.summary["samples"]
     if not samples:
         return None

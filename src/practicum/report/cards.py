@@ -1,4 +1,4 @@
-"""Results as small pieces of HTML for the output of a notebook's cell, without a style of their own."""
+"""Results as small pieces of HTML for the output of a notebook's cell, without separate styles."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

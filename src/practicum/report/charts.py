@@ -19,7 +19,7 @@ MAX_POINTS = 1200
 """A curve of more points is drawn by the lowest and the highest of each stretch."""
 
 MIN_SMOOTHED_POINTS = 80
-"""A curve of so many points or more is drawn with a running mean over it."""
+"""The number of points from which a curve is drawn with its running mean."""
 
 QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -37,7 +37,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
-    """An event at a step, and the reading that it is about. Other charts show the event small."""
+    """An event at a step, and the reading that it refers to. Other charts show the event small."""
 
     step: float
     text: str
@@ -252,7 +252,7 @@ def render_ranged_chart(
     across = Axis(-0.5, len(names) - 0.5, LEFT, END)
     drawing = ""
     for index, (name, role, group) in enumerate(groups):
-        # Groups stand beside each other, 8 units apart, around their common place.
+        # Groups are drawn next to each other, 8 units apart, around their common place.
         offset = 8 * (index - (len(groups) - 1) / 2)
         points = [(across.project(place) + offset, interval) for place, interval in group]
         drawing += _render_ranged(name, role, points, up)
@@ -308,7 +308,7 @@ def _render_frame(up: Axis, across: Axis, names: Sequence[str]) -> str:
 
 
 def render_diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]]) -> str:
-    """Render points of [0, 1] x [0, 1] beside the diagonal of a calibrated model."""
+    """Render points of [0, 1] x [0, 1] with the diagonal of a calibrated model."""
     across, up = Axis(0.0, 1.0, LEFT, END), Axis(0.0, 1.0, GROUND, TOP)
     grid = "".join(
         _render_row(up, tick) + _render_column(across, tick, format_tick(tick)) for tick in QUARTERS

@@ -33,17 +33,17 @@ class ChartSpec:
 
 CHARTS = {
     "reverse_kl": ChartSpec(
-        "Reverse KL to the teacher", "nats a token", (("reverse_kl", "reverse KL", "student"),)
+        "Reverse KL to the teacher", "nats per token", (("reverse_kl", "reverse KL", "student"),)
     ),
     "reward": ChartSpec("Reward", "mean while training", (("reward", "reward", "student"),)),
-    "length": ChartSpec("Length", "tokens an answer", (("length", "length", "student"),)),
+    "length": ChartSpec("Length", "tokens per answer", (("length", "length", "student"),)),
     "entropy": ChartSpec(
         "Entropies",
-        "nats a token",
+        "nats per token",
         (("student_entropy", "student", "student"), ("teacher_entropy", "teacher", "teacher")),
     ),
     "overlap": ChartSpec(
-        "Overlap of the 16 likeliest tokens",
+        "Overlap of the 16 most likely tokens",
         "share",
         (
             ("overlap", "tokens shared", "student"),
@@ -129,7 +129,7 @@ def build_curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     if other_charts:
         body += render_details("every other reading", f'<div class="charts">{other_charts}</div>')
     data = {id: {"curves": list(map(_collect_data, curves))} for id, (_, curves) in charts.items()}
-    return Section("curves", "Curves", "While training", "one reading a step", body), data
+    return Section("curves", "Curves", "While training", "one reading per step", body), data
 
 
 def _mark_alarm(alarm: Row) -> EventMark:
@@ -149,10 +149,10 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
     terms = _assign_roles([key for key in keys if key[5:].isdigit()], "loss_")
     specs = {
         **CHARTS,
-        "teachers": ChartSpec("Reverse KL by teacher", "nats a token", teachers),
-        "places": ChartSpec("Reverse KL by place", "nats a token, from place", positions),
+        "teachers": ChartSpec("Reverse KL by teacher", "nats per token", teachers),
+        "places": ChartSpec("Reverse KL by place", "nats per token, from place", positions),
         "terms": ChartSpec("Loss by term", "before weights", terms),
-        # A student that pleases a learned scorer alone shows in both: one rises, the other falls.
+        # If a student only pleases a learned scorer, the gap rises and the agreement falls.
         "gaps": ChartSpec(
             "Scorers above the verifier", "mean score minus mean reward", _find_scorers(keys, "gap")
         ),

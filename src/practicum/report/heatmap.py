@@ -1,8 +1,8 @@
-"""The heat map: completions token by token, coloured by what student and teacher gave each token.
+"""The heat map: completions token by token, coloured by the scores of student and teacher.
 
 Colours come in steps with fixed edges, so that two pages can be compared. The scale runs from pale
-to dark in one hue, and from blue to brown for a quantity with a sign, which colour-blind readers
-can tell apart.
+to dark in one hue, and from blue to brown for a quantity with a sign, two colours that
+colour-blind readers can distinguish.
 """
 
 import html
@@ -54,7 +54,7 @@ def _list_quantities(largest_weight: float) -> list[Quantity]:
         Quantity(
             "gap",
             "log-prob gap",
-            "log p(teacher) - log p(student): the teacher likes warm tokens less, blue ones more",
+            "log p(teacher) - log p(student): the teacher finds warm tokens less likely and blue tokens more likely",
             SIGNED,
             SIGNED_CLASSES,
         ),
@@ -68,7 +68,7 @@ def _list_quantities(largest_weight: float) -> list[Quantity]:
 class View:
     """A completion to look at: a heading of HTML, its tokens, and their numbers by name.
 
-    `title` names the completion in plain text. `sides` holds the likeliest tokens of student and
+    `title` names the completion in plain text. `sides` holds the most likely tokens of student and
     teacher, if they were traced. `hidden_tokens` counts the tokens that are cut off.
     """
 

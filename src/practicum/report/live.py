@@ -30,13 +30,13 @@ FILES = (
     "doctor.json",
     "summary.json",
 )
-"""The files whose growth makes a page outdated."""
+"""The files that make a page outdated when they grow."""
 
 MIN_IDLE_SECONDS, MIN_IDLE_STEPS = 60.0, 10.0
 """A run is late if it writes nothing for a minute and for ten times its longest step."""
 
 REUSE_FACTOR = 4.0
-"""A page is reused for so many times the seconds that it took to render."""
+"""A page is reused for this factor times the seconds that it took to render."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _join_version(digests: Mapping[str, str]) -> str:
 
 
 def _describe_status(run: RunData) -> tuple[str, str]:
-    """Return one line about the run, and the kind of news that it is."""
+    """Return one line about the state of the run, and the kind of this state."""
     if run.is_finished:
         assert run.summary is not None, "a finished run has a summary"
         return f"finished: {run.summary['verdict']['verdict']}", "done"
@@ -151,7 +151,7 @@ def _describe_status(run: RunData) -> tuple[str, str]:
     last_written = max((stamp[1] for stamp in stamps if stamp is not None), default=0) / 1e9
     idle = max(time() - last_written, 0.0)
     if find_writer_state(run.folder) == "gone":
-        return f"{step}; no process writes this run any more: go on with --resume", "late"
+        return f"{step}; no process writes this run any more: resume with --resume", "late"
     if idle > max(MIN_IDLE_SECONDS, MIN_IDLE_STEPS * _find_longest_step(run)):
         return f"{step}; nothing was written for {format_duration(idle)}", "late"
     return f"{step}; running", "on"

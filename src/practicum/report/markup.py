@@ -80,8 +80,8 @@ def render_table(
 ) -> str:
     """Render a table of HTML cells; the first cell of a row is its heading.
 
-    The columns in `numbers` are aligned right. If there are more than `max_open` rows, the others,
-    up to row `max_rows`, stand in a table that opens on demand.
+    The columns in `numbers` are aligned right. If there are more than `max_open` rows, further
+    rows, up to row `max_rows`, are in a table that opens on demand.
     """
     if max_open is not None and len(body) > max_open:
         top = render_table(head, body[:max_open], numbers=numbers, label=label)
@@ -103,7 +103,7 @@ def render_table(
 
 
 def render_panels(bodies: Mapping[str, str]) -> str:
-    """Render panels beside each other, by title; one with an empty body is left out."""
+    """Render panels next to each other, by title; a panel with an empty body is left out."""
     panels = "".join(
         f'<div class="panel"><h3>{title}</h3>{body}</div>' for title, body in bodies.items() if body
     )

@@ -1,4 +1,4 @@
-"""The model card of an export: README.md with the hub's header, and what the run's files hold."""
+"""The model card of an export: README.md with the hub's header, and facts from the run's files."""
 
 import textwrap
 from collections.abc import Mapping
@@ -107,10 +107,10 @@ def _describe_results(facts: CardFacts) -> list[str]:
 
 
 def _describe_prompting(facts: CardFacts) -> list[str]:
-    """Return what the exported chat template does, and what of the recipe it does not do."""
+    """Describe the exported chat template, and the settings of the recipe that it does not include."""
     student = facts.recipe.student
     if student.template is not None:
-        lines = ["The tokenizer's chat template is the one that the recipe gives (`template`)."]
+        lines = ["The recipe sets the tokenizer's chat template (`template`)."]
     elif facts.has_template:
         lines = ["The tokenizer's chat template is the base model's own, unchanged."]
     else:
@@ -131,7 +131,7 @@ def _describe_prompting(facts: CardFacts) -> list[str]:
 
 
 def _hide_places(entry: Any) -> Any:
-    """Return a recipe's set entries without addresses, and the last part alone of absolute paths."""
+    """Return a recipe's set entries without addresses, and only the last part of absolute paths."""
     if isinstance(entry, Mapping):
         return {
             key: _hide_places(item)
@@ -144,5 +144,5 @@ def _hide_places(entry: Any) -> Any:
 
 
 def _indent(text: str) -> str:
-    # Indented and not fenced: a text of the recipe may hold a fence, and nothing ends an indent.
+    # Indent instead of fencing: a text of the recipe may contain a fence, which would end the block.
     return textwrap.indent(text, "    ")

@@ -17,7 +17,7 @@ MOVED, MIN_NATS = 1.25, 0.02
 """The ratio of two reverse KLs, and their difference in nats per token, that count as a change."""
 
 FAR, FAR_NATS = 3.0, 1.0
-"""The ratio and the difference in nats per token at which the divergence alone is a collapse."""
+"""The ratio and the difference in nats per token at which divergence by itself means a collapse."""
 
 DOUBLED = 2.0
 """The ratio of two reverse KLs that is one sign of a collapse."""
@@ -31,7 +31,8 @@ HIGH_RATE = 3.0
 """The multiple of the table's learning rate above which the table's rate is the advice."""
 
 RUN = "RUN"
-"""The place of the run folder in a stored command: the folder may move, and its bytes stay equal."""
+"""The place of the run folder in a stored command: the folder may move, and its bytes do not
+change."""
 
 SIGNS = 2
 """The number of signs that make a collapse."""
@@ -93,7 +94,7 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
     elif settings.aims_at_teacher and closeness < 0:
         word = "WORSE"
     elif settings.aims_at_teacher and closeness > 0 and not settings.teacher_moves:
-        # Loops are easy to predict: a low divergence says nothing if answers stopped ending.
+        # Loops are easy to predict: a low divergence has no meaning if answers stopped ending.
         is_cut = any(sign.name in ("cut", "loops") for sign in signs)
         word = "NO DETECTABLE CHANGE" if is_cut else "BETTER"
     else:
@@ -130,7 +131,7 @@ def is_destroyed(summary: Mapping[str, Any], settings: RunSettings) -> bool:
 
 
 def format_verdict(verdict: Mapping[str, Any], folder: str) -> str:
-    """Return a stored verdict as one line: the word, its reasons, and what to try first."""
+    """Return a stored verdict as one line: the word, its reasons, and the first fix to try."""
     line, commands = format_reasons(verdict), list_commands(verdict, folder)
     return f"{line}. Try next: {commands[0]}" if commands else line
 
@@ -185,7 +186,7 @@ def _is_far(before: Estimate | None, after: Estimate | None) -> bool:
 
 
 def _find_signs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_CollapseSign]:
-    """Return what the answers after training show of a collapse, compared with those before."""
+    """Return the signs of a collapse in the answers after training, compared with before."""
     signs: list[_CollapseSign] = []
     if after["truncated"] - before["truncated"] >= RISE:
         signs.append(_describe_shares("cut", "of the answers cut off", before, after))
@@ -199,7 +200,7 @@ def _find_signs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Co
         signs.append(_CollapseSign("entropy", reason))
     old, new = read_measure(before, "reverse_kl"), read_measure(after, "reverse_kl")
     if old is not None and new is not None and _judge_divergence(old, new) < 0:
-        # The reason is the one of the divergence itself.
+        # The divergence already gives the reason.
         is_doubled = new.mean >= DOUBLED * max(old.mean, 0.0)
         signs += [_CollapseSign("divergence", "")] if is_doubled else []
     return signs

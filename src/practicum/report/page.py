@@ -61,7 +61,7 @@ def build_page_parts(run: RunData) -> PageParts:
 
 
 def render_page(parts: PageParts, version: str | None = None) -> str:
-    """Render the whole page; one with a `version` is live and polls its own server for changes."""
+    """Render the whole page; a page with a `version` is live and polls its server for changes."""
     is_live = version is not None
     status = '<p class="live" role="status"></p>' if is_live else ""
     state = f' data-live="{version}"' if is_live else ""
@@ -76,7 +76,7 @@ def render_page(parts: PageParts, version: str | None = None) -> str:
         f'<header><h1>{title}</h1><p class="about">{escape_text(parts.about)}</p>{status}</header>'
         f'<nav aria-label="sections">{render_navigation(parts)}</nav>'
         f"<main>{''.join(parts.html.values())}</main>"
-        "<footer>written by practicum from the run folder alone</footer>"
+        "<footer>written by practicum, only from the run folder</footer>"
         f'<script type="application/json" id="data">{embed_json(parts.data)}</script>'
         f"<script>{SCRIPT}</script></body></html>\n"
     )

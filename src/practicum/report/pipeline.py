@@ -109,7 +109,7 @@ def _render_chart(summary: Mapping[str, Any]) -> str:
     values = [_list_values(row, summary) for row in summary["accuracy"]]
     lines = legend = ""
     for index, name in enumerate(names):
-        # The first line has the text's colour; the others share the circle of hues evenly.
+        # The first line has the text's colour; all further lines share the circle of hues evenly.
         hue = 360 * (index - 1) // max(len(names) - 1, 1)
         colour = "currentColor" if index == 0 else f"hsl({hue} 70% 50%)"
         lines += _render_line(name, colour, [row[index] for row in values], stages)

@@ -125,7 +125,7 @@ def _read_recipe(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path, shape: TypeAdapter[Any]) -> dict[str, Any] | None:
-    """Return a JSON object, or None if there is no file; CheckpointError if it is damaged."""
+    """Return a JSON object, or None if the file is missing; CheckpointError if it is damaged."""
     return read_json(path, shape) if path.is_file() else None
 
 

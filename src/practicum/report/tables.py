@@ -1,4 +1,4 @@
-"""The tables and lines that a run prints while it goes on and at its end."""
+"""The tables and lines that a run prints during training and at its end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,7 +61,7 @@ def build_comparison(
 
 
 def describe_gain(gain: Interval, prompts: int) -> str:
-    """Describe a gain with its interval, or say that the prompts are too few for one."""
+    """Describe a gain with its interval, or state that there are too few prompts."""
     if prompts < FEWEST_PROMPTS:
         return f"{gain.mean:.2f} ({prompts} held-out prompts: too few for an interval)"
     if not has_width(gain.low, gain.high):
@@ -125,7 +125,7 @@ def describe_cost(
 ) -> dict[str, str]:
     """Describe a run's cost: operations, bytes to other processes, money, and the budget's end.
 
-    `budget` knows the seconds and the bytes; the summary holds nothing that depends on the clock.
+    `budget` has the seconds and the bytes; the summary has no number that depends on the clock.
     """
     cost = summary["cost"]
     shares = ", ".join(

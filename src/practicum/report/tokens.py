@@ -36,7 +36,7 @@ from practicum.statistics import (
 )
 
 MAX_TOKENS = 20
-"""The number of tokens in the table of the most expensive ones."""
+"""The number of tokens in the table of tokens with the highest divergence."""
 
 COMPARED_SHARE = 0.2
 """The share of the steps at either end of the run that are compared: a fifth."""
@@ -118,7 +118,7 @@ def build_token_table(rows: Sequence[Row]) -> TokenTable:
         is_known = torch.tensor(row["loss_mask"], dtype=torch.bool) & ~values.isnan()
         positions = is_known.nonzero()[:, 0]
         ids = torch.tensor(row["tokens"], dtype=torch.long)[positions]
-        # One float64 table holds indices and ids exactly and makes a single concatenation enough.
+        # One float64 table represents indices and ids exactly, so a single concatenation is enough.
         indices = torch.full_like(positions, index)
         columns.append(torch.stack([indices, positions, ids, values[positions]]))
     table = torch.cat(columns, dim=1) if columns else torch.zeros(4, 0, dtype=torch.float64)
@@ -138,7 +138,7 @@ def _subtract_logprobs(
 
 
 def build_tokens_section(run: RunData) -> Section | None:
-    """Build the panels about where the divergence sits; None before the first rollout."""
+    """Build the panels about the location of the divergence; None before the first rollout."""
     tokens = build_token_table(run.rollouts)
     if not len(tokens):
         return None
@@ -151,11 +151,11 @@ def build_tokens_section(run: RunData) -> Section | None:
             "By place in the answer": _render_positions(tokens, first, last, run.seed),
             "By kind of token": _render_kinds(tokens, first, last, run),
             "By correctness": _render_correctness(tokens, run),
-            "Dearest tokens": _render_expensive_tokens(tokens, run),
+            "Tokens with the highest divergence": _render_expensive_tokens(tokens, run),
         }
     )
-    title = f"Where the {'divergence' if tokens.exact else 'log-ratio'} sits"
-    about = "sampled training rollouts, tokens that were learned from"
+    title = f"{'Divergence' if tokens.exact else 'Log-ratio'} by token"
+    about = "sampled training rollouts, supervised tokens"
     return Section("tokens", "Divergence", title, about, body)
 
 
@@ -200,7 +200,7 @@ def _render_positions(tokens: TokenTable, first: TokenTable, last: TokenTable, s
         ("first fifth of the steps", "before", estimate_means(first)),
         ("last fifth", "student", estimate_means(last)),
     ]
-    chart = render_ranged_chart("mean by place in the answer, nats a token", groups, names)
+    chart = render_ranged_chart("mean by place in the answer, nats per token", groups, names)
     return render_figure(chart, groups)
 
 
@@ -216,7 +216,7 @@ def _find_kinds(tokens: TokenTable, run: RunData) -> Int[Tensor, " T"]:
 def _render_kinds(tokens: TokenTable, first: TokenTable, last: TokenTable, run: RunData) -> str:
     if not run.vocabulary:
         return render_note(
-            "This run has no vocabulary.jsonl, so what its tokens read as is not known."
+            "This run has no vocabulary.jsonl, so the texts of its tokens are not known."
         )
     kinds, early, late = (_find_kinds(table, run) for table in (tokens, first, last))
     total = tokens.value.sum().item() or 1.0
@@ -288,7 +288,8 @@ def _render_correctness(tokens: TokenTable, run: RunData) -> str:
 
 
 def _render_preference(tokens: TokenTable, rewards: Float[Tensor, " R"]) -> str:
-    """Render how well the teacher's log-ratio to the student tells right completions from wrong."""
+    """Render how well the teacher's log-ratio to the student separates right from wrong
+    completions."""
     scores, hits = [], []
     for row, reward in zip(tokens.rows, rewards.tolist(), strict=True):
         gap = _subtract_logprobs(row["teacher_logprobs"], row["policy_logprobs"])
@@ -300,7 +301,7 @@ def _render_preference(tokens: TokenTable, rewards: Float[Tensor, " R"]) -> str:
     if area is None:
         return ""
     return render_note(
-        "The teacher's mean log-ratio tells right from wrong with an area under the curve of "
+        "The teacher's mean log-ratio separates right from wrong answers with an area under the curve of "
         f"{area} (0.5: not at all; rollouts counted as independent)."
     )
 

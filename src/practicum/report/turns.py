@@ -1,6 +1,6 @@
-"""The turns of conversations: agreement by turn, what follows a wrong one, and a few in full.
+"""The turns of conversations: agreement by turn, errors after a wrong turn, and a few in full.
 
-Calls of tools are folded, and what the model did not write is grey.
+Tool calls are folded, and text that the model did not write is grey.
 """
 
 from collections.abc import Sequence
@@ -109,14 +109,14 @@ def _render_mistakes(conversations: Sequence[Sequence[TurnAgreement]]) -> str:
     if "wrong_after" not in numbers:
         return render_note("No turn follows a wrong one.")
     return render_note(
-        f"Of the turns after right ones alone {format_percent(numbers['wrong_before'])} are wrong, and "
-        f"of those after a wrong one {format_percent(numbers['wrong_after'])}. The first wrong turn "
+        f"After only right turns, {format_percent(numbers['wrong_before'])} of the turns are wrong; "
+        f"after a wrong turn, {format_percent(numbers['wrong_after'])} are. The first wrong turn "
         f"is number {numbers['first_wrong_turn']:.1f} on average."
     )
 
 
 def _render_conversation(conversation: JudgedConversation) -> str:
-    """Render one conversation; the teacher's view stands beside each of the student's turns."""
+    """Render one conversation; the teacher's view is next to each of the student's turns."""
     views = iter(conversation.judged)
     parts = [
         _render_own_turn(turn, next(views))

@@ -55,8 +55,8 @@ def compute_scores(evaluation: Row | None) -> dict[str, float]:
 def estimate_recovery(run: RunData) -> Interval | None:
     """Estimate (after - before) / (teacher - before) over the prompts that all three answered.
 
-    None if the teacher's lead before training cannot be told apart from none: the ratio would then
-    divide by noise.
+    None if the teacher's lead before training is not distinguishable from 0, because the ratio would
+    then divide by noise.
     """
     before, after = compute_scores(run.before), compute_scores(run.after)
     teacher = compute_scores(run.teacher)
@@ -77,11 +77,12 @@ TONES = {
     "TOO FEW PROMPTS": ("", "?"),
     "BETTER": ("good", "▲"),
 }
-"""The tone and the sign of each verdict, so that it is not the colour that says it."""
+"""The tone and the sign of each verdict, so that colour is not the only cue."""
 
 
 def _render_word(run: RunData) -> str:
-    """Render the stored verdict with its reasons and what to try next; nothing while running."""
+    """Render the stored verdict with its reasons and the next fixes to try; nothing while
+    running."""
     if run.summary is None:
         return ""
     verdict = run.summary["verdict"]
@@ -139,9 +140,9 @@ def _describe_progress(run: RunData) -> str:
         return "the run has not finished a step yet"
     values = [row["reverse_kl"] for row in run.metrics if row.get("reverse_kl") is not None]
     if not values:
-        return "the run goes on"
+        return "the run continues"
     name = "reverse KL (estimate)" if is_divergence_estimated(run) else "reverse KL"
-    return f"{name} from {values[0]:.3f} to {values[-1]:.3f} nats a token while training"
+    return f"{name} from {values[0]:.3f} to {values[-1]:.3f} nats per token while training"
 
 
 def _render_accuracies(run: RunData) -> str:
@@ -229,10 +230,10 @@ def _render_distance(run: RunData) -> str:
     if old is None:
         return ""
     if new is None:
-        value, about = format_number(old.mean), "nats a token, before training"
+        value, about = format_number(old.mean), "nats per token, before training"
     else:
         value = f"{old.mean:.3g} → {new.mean:.3g}"
-        about = "nats a token, on its own held-out answers"
+        about = "nats per token, on its own held-out answers"
     return _render_figure("reverse KL" if old.se == 0.0 else "reverse KL (estimate)", value, about)
 
 
@@ -254,7 +255,7 @@ def _render_tokens(run: RunData) -> str:
     supervised = format_count(sum(row["tokens"] for row in run.metrics))
     is_scored = any(row.get("reverse_kl") is not None for row in run.metrics)
     scored_count = format_count(scored) if is_scored else "none"
-    about = f"sampled; {scored_count} scored, {supervised} learned from"
+    about = f"sampled; {scored_count} scored, {supervised} supervised"
     return _render_figure("tokens", format_count(sampled), about)
 
 
@@ -304,12 +305,12 @@ def _render_time(run: RunData) -> str:
 
 def _render_certainty(run: RunData) -> str:
     before, after = compute_scores(run.before), compute_scores(run.after)
-    # A single run has one seed: the figure says what its prompts could have shown at all.
+    # A single run has one seed: the figure shows the smallest gain that its prompts can detect.
     least = minimum_detectable_difference(
         [after[prompt] - before[prompt] for prompt in before if prompt in after]
     )
     about = "intervals are about the prompts, not about other seeds"
     if least:
         prompts = len(before)
-        about = f"smallest gain that {prompts} such prompts find four times in five: {least:.2f}"
+        about = f"smallest gain that {prompts} such prompts can detect (80 % power): {least:.2f}"
     return _render_figure("certainty", "single seed", about)

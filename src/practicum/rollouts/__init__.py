@@ -1,4 +1,4 @@
-"""From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
+"""Turn prompts into rollouts: sample from the writers of a source, decode, and reward."""
 
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts

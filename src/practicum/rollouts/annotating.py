@@ -1,4 +1,4 @@
-"""Make the recipe's notes of a step's rollouts, one after the other, and count those that lack one."""
+"""Make the recipe's notes about a step's rollouts in order, and measure how many rollouts have them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ NOTE_KINDS = "practicum.notes"
 def add_notes(
     rollouts: Sequence[Rollout], notes: Mapping[str, Note], moment: NoteMoment
 ) -> list[Rollout]:
-    """Return the rollouts with the recipe's notes, each of which may read those before it."""
+    """Return the rollouts with the recipe's notes; each note may read the earlier notes."""
     annotated = list(rollouts)
     with report_rejections():
         for name, note in notes.items():
@@ -38,7 +38,7 @@ def add_notes(
                 for rollout, text in zip(annotated, texts, strict=True)
             ]
             if rejections:
-                # A note is made of all rollouts at once: what was wrong is counted with the first.
+                # A note is made from all rollouts at once, so count problems at the first rollout.
                 kinds = (*annotated[0].rejected, *list_kinds(rejections))
                 annotated[0] = replace(annotated[0], rejected=kinds)
     return annotated
@@ -55,8 +55,8 @@ def _write_note(
     if not isinstance(texts, Sequence) or len(texts) != len(rollouts):
         count = len(texts) if isinstance(texts, Sequence) else f"a {type(texts).__name__}"
         raise TeacherError(
-            f"{label} was made of {count} of {len(rollouts)} rollouts; every rollout needs a text, "
-            "None where there is nothing to say"
+            f"{label} returned {count} texts for {len(rollouts)} rollouts; return one per rollout, "
+            "None for a rollout without a text"
         )
     return [None if text is None else accept_text(text, label) for text in texts]
 
@@ -64,14 +64,14 @@ def _write_note(
 def add_notes_until(
     rollouts: Sequence[Rollout], last: str, notes: Mapping[str, Note], moment: NoteMoment
 ) -> list[Rollout]:
-    """Return the rollouts with the note `last` and those before it, which its template may show."""
+    """Return the rollouts with the note `last` and all notes before it, which it may read."""
     names = list(notes)[: list(notes).index(last) + 1]
     return add_notes(rollouts, {name: notes[name] for name in names}, moment)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerNoter:
-    """Answers of the student with a note, for a source that goes on from both."""
+    """Samples and annotates answers of the student, for a source that continues from both."""
 
     sampler: RolloutSampler
     student: SamplingClient
@@ -80,14 +80,14 @@ class AnswerNoter:
 
     @classmethod
     def of(cls, sampler: RolloutSampler, writers: RolloutWriters) -> "AnswerNoter":
-        """Return what answers and notes for a source."""
+        """Build the noter from a source's sampler and writers."""
         assert writers.task is not None
         return cls(sampler, writers.student, writers.task, writers.notes)
 
     def answer(
         self, keys: Sequence[RolloutKey], last: str, marks: Mapping[str, str] | None = None
     ) -> tuple[list[Rollout], list[Rollout]]:
-        """Return the answers with rewards and `marks`, and the same with the note `last` as well."""
+        """Return the rewarded answers with the notes `marks`, and the same answers with note `last`."""
         answers = [
             replace(ask_reward(self.task, rollout), notes={**rollout.notes, **(marks or {})})
             for rollout in self.sampler.sample_student(keys, self.student)
@@ -97,14 +97,14 @@ class AnswerNoter:
 
 
 def set_note(rollout: Rollout, name: str, text: str | None) -> Rollout:
-    """Return the rollout with this note, or with none of this name."""
-    # A replayed rollout may bring the note of an earlier step, which is not this step's.
+    """Return the rollout with this note; without a text, remove the note."""
+    # A replayed rollout may carry an outdated note from an earlier step.
     other_notes = {key: value for key, value in rollout.notes.items() if key != name}
     return replace(rollout, notes=other_notes if text is None else {**other_notes, name: text})
 
 
 def measure_notes(rollouts: Sequence[Rollout], names: Iterable[str]) -> Metrics:
-    """Return for each note the share of rollouts that have it."""
+    """Return the share of rollouts that have each note."""
     return {
         f"{name_note_role(name)}/made": sum(name in rollout.notes for rollout in rollouts)
         / len(rollouts)

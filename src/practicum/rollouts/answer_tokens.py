@@ -13,11 +13,11 @@ from practicum.types import AUTHORS, Author, Rollout, Sample, Source, StopReason
 
 @dataclass(frozen=True, slots=True)
 class Tokens(TokenColumns):
-    """The ids of T tokens, and for each its log-probabilities, author, policy version and loss.
+    """The ids of T tokens, and the log-probabilities, author, policy version and loss of each token.
 
-    `sampling_logprobs` are 0 and `policy_logprobs` NaN where they are unknown, such as for a text that
-    was not sampled. `authors` are indices into `AUTHORS`. `in_loss` is False at tokens that are not
-    learned from.
+    Where they are unknown, such as for a text that was not sampled, `sampling_logprobs` are 0 and
+    `policy_logprobs` are NaN. `authors` are indices into `AUTHORS`. `in_loss` is False at tokens
+    without a loss.
     """
 
     ids: Int[Tensor, " T"]
@@ -48,7 +48,7 @@ class Tokens(TokenColumns):
 
     @classmethod
     def from_sample(cls, sample: Sample, author: Author, version: int) -> "Tokens":
-        """Return sampled tokens of one author; the policy knows nothing of another writer's."""
+        """Return sampled tokens of one author; other writers' tokens have no policy log-probabilities."""
         count = len(sample.tokens)
         policy_logprobs = sample.policy_logprobs
         if author != "student":
@@ -84,11 +84,11 @@ class Tokens(TokenColumns):
         return Tokens.join([self, end])
 
     def cut(self, start: int, end: int | None = None) -> "Tokens":
-        """Return the tokens from `start` to before `end`, without `end` to the last."""
+        """Return the tokens from `start` to before `end`; without `end`, to the last token."""
         return self[start:end]
 
     def where(self, mask: Bool[Tensor, " T"] | bool) -> "Tokens":
-        """Return the same tokens with a loss only where the mask is True and they had one."""
+        """Return the same tokens, and remove the loss where the mask is False."""
         return replace(self, in_loss=self.in_loss & mask)
 
     def is_by(self, author: Author) -> Bool[Tensor, " T"]:
@@ -113,7 +113,7 @@ class Tokens(TokenColumns):
             policy_logprobs=self.policy_logprobs,
             policy_version=int(self.versions.min()) if len(self) else rollout.policy_version,
             source=source,
-            # One author, or one version, for all tokens needs no column.
+            # A column is not needed if all tokens have the same author or version.
             authors=None if self.is_by(source).all() else self.authors,
             versions=self.versions if has_versions else None,
             states=None,

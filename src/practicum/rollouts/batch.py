@@ -42,10 +42,10 @@ class RolloutKey:
 
 
 def select_prompts(prompts: Sequence[Prompt], seed: int, step: int, count: int) -> list[Prompt]:
-    """Return the prompts of a step (counted from 1): each prompt once an epoch, in a new order.
+    """Return the prompts of a step (counted from 1): each prompt once per epoch, in a new order.
 
-    The result depends on (seed, step) alone, so a resumed run sees the prompts that the
-    uninterrupted run would have seen.
+    The result depends only on (seed, step), so a resumed run sees the same prompts as an
+    uninterrupted run.
     """
     positions = range((step - 1) * count, step * count)
     orders = {
@@ -58,7 +58,7 @@ def select_prompts(prompts: Sequence[Prompt], seed: int, step: int, count: int) 
 
 
 def call_by_group(keys: Sequence[Hashable], call: Callable[[list[int]], Sequence[T]]) -> list[T]:
-    """Return the result of each row; `call` gives those of all rows with an equal key at once."""
+    """Return the result of each row, with one `call` for all rows that have the same key."""
     results: dict[int, T] = {}
     for key in dict.fromkeys(keys):
         rows = [row for row, row_key in enumerate(keys) if row_key == key]
@@ -76,8 +76,8 @@ def list_keys(batch: RolloutBatch, n: int) -> list[list[RolloutKey]]:
     counts: dict[str, int] = {}
     groups = []
     for prompt in batch.prompts:
-        # A small task can bring one prompt twice into a step. Its completions then continue the
-        # count, so that no two of them share a random stream.
+        # With few prompts, a step can contain the same prompt twice. Its completions then continue
+        # the count, so that each completion has a separate random stream.
         first = counts.get(prompt.id, 0)
         counts[prompt.id] = first + n
         groups.append([RolloutKey(prompt, number) for number in range(first, first + n)])

@@ -1,7 +1,7 @@
-"""Conversations with an environment: the model writes a turn, an episode replies, for all at once.
+"""Conversations with an environment: the model writes a turn, and an episode replies.
 
-The tokens of a turn are appended exactly as they were sampled, never decoded and encoded again.
-The loss leaves out the environment's tokens.
+All conversations run together. The sampled tokens of a turn are appended unchanged, never decoded
+and encoded again. The loss excludes the environment's tokens.
 """
 
 import logging
@@ -59,8 +59,8 @@ class Conversation:
     """A finished conversation: its T tokens as one sample, its turns and its notes.
 
     `model_mask` [T] is True at the tokens that the model generated. At the environment's tokens
-    the sampling log-probability is 0 and the policy's is NaN. `opening` is the number of tokens at
-    which another model spoke, with the environment's turns between its own.
+    the sampling log-probability is 0 and the policy's is NaN. `opening` is the number of leading
+    tokens that another model wrote, including the environment's turns in between.
     """
 
     sample: Sample
@@ -72,7 +72,7 @@ class Conversation:
 
     @property
     def text(self) -> str:
-        """Return the model's turns, one a line; line breaks within a turn become spaces."""
+        """Return the model's turns, one per line; line breaks within a turn become spaces."""
         return "\n".join(
             turn.text.replace("\n", " ") for turn in self.turns if turn.role == "assistant"
         )
@@ -80,17 +80,18 @@ class Conversation:
     def complete(self, rollout: Rollout, origin: Source = "teacher") -> Rollout:
         """Return the rollout with this conversation's mask, text, authors, turns and notes.
 
-        `origin` spoke the opening, which has no loss. If there is nothing more, it is its rollout.
+        `origin` wrote the opening, which has no loss. It is also the source of the rollout if the
+        model wrote nothing after the opening.
         """
         mask, policy = self.model_mask.clone(), rollout.policy_logprobs.clone()
-        # The policy never scored what another model said.
+        # The policy never scored the tokens of another model.
         mask[: self.opening], policy[: self.opening] = False, torch.nan
         source = rollout.source if mask.any() or not self.opening else origin
         authors = mark_authors(self.model_mask, source, "environment")
         authors[: self.opening] = mark_authors(
             self.model_mask[: self.opening], origin, "environment"
         )
-        # One author for all tokens needs no column of authors.
+        # The column of authors is not needed if all tokens have the same author.
         is_alone = bool(self.model_mask.all()) and not (self.opening and source != origin)
         return replace(
             rollout,
@@ -113,10 +114,10 @@ def run_conversations(
 ) -> list[Conversation]:
     """Run all conversations to their end, or until no turn fits `params.max_new_tokens`.
 
-    `params.pace` says how the environment is asked. The environment's tokens count towards that
-    limit. Each conversation depends on its own prompt, client and seed alone. An episode that fails
-    ends its own conversation. Raises VerifierError if every conversation that asked the environment
-    failed: then the environment is broken.
+    The environment's tokens count towards that limit. `params.pace` controls the calls to the
+    environment. Each conversation depends only on its prompt, client and seed. An episode that
+    fails ends only its own conversation. Raises VerifierError if every conversation that called the
+    environment failed, because the environment is then broken.
     """
     # A turn ends at a stop token, after which the environment replies; a stop text would end it
     # within a token.
@@ -134,10 +135,10 @@ def run_conversations(
         if len(failures) == sum(conversation.has_asked for conversation in conversations):
             raise VerifierError(
                 f"the task's environment failed in all of {len(failures)} conversations, in the "
-                f"first with {failures[0]}; mend it"
+                f"first with {failures[0]}; fix the environment"
             )
         log.warning(
-            "the environment broke off %d of %d conversations: %s",
+            "the environment failed in %d of %d conversations: %s",
             len(failures),
             len(conversations),
             failures[0],
@@ -156,7 +157,7 @@ class _Round:
     asker: Asker
 
     def run(self) -> None:
-        """Take turns until every conversation is over, and close the episodes also after an error."""
+        """Alternate turns until every conversation is over; always close the episodes."""
         waiting: set[int] = set()
         try:
             for number, conversation in enumerate(self.conversations):
@@ -180,7 +181,7 @@ class _Round:
                 self.conversations[number].note_failure(failure)
 
     def _take_turns(self, ready: Sequence[int]) -> set[int]:
-        """Sample for the conversations that are ready; ask for those whose turn has ended."""
+        """Sample for the conversations that are ready, and send finished turns to the environment."""
         asking: set[int] = set()
         conversations = [self.conversations[number] for number in ready]
         samples = _sample_turns(conversations, self.params)
@@ -196,13 +197,13 @@ class _Round:
         return asking
 
     def _take_answers(self, waiting: set[int], active: int) -> set[int]:
-        """Take over what environments answered; wait only if nothing could be sampled meanwhile."""
+        """Process the environments' answers; wait only if no conversation can be sampled meanwhile."""
         numbers: set[int] = set()
         while waiting - numbers:
             together = self.params.pace.together
             wait = together or len(waiting - numbers) == active
             answers = self.asker.collect(wait=wait)
-            # In the order of the conversations, whichever was first: a batch depends on it.
+            # Always in the order of the conversations, because the next batch depends on it.
             for number in sorted(answers):
                 self.conversations[number].take_answer(answers[number], self.renderer, self.params)
                 if self.conversations[number].stop_reason is not None:
@@ -213,7 +214,7 @@ class _Round:
         return numbers
 
     def _close(self, number: int) -> None:
-        """Close the conversation's episode once; one that was never asked has none."""
+        """Close the conversation's episode once, if the environment was ever called."""
         conversation = self.conversations[number]
         if conversation.has_asked and not conversation.is_closed:
             conversation.is_closed = True
@@ -221,9 +222,9 @@ class _Round:
 
 
 def _let_remember(requests: Sequence[ConversationRequest]) -> list[ConversationRequest]:
-    """Return the requests with clients that read the earlier turns once, if they can."""
+    """Return the requests with clients that cache the earlier turns, if their backend can."""
     clients = [request.prompted_client.client for request in requests]
-    # Conversations share their client, because they share its calls.
+    # Conversations must keep sharing a client, so that they share its calls.
     remembering = {
         key: client.remember_texts() for key, client in zip(map(id, clients), clients, strict=True)
     }
@@ -244,7 +245,7 @@ def choose_power(room: int) -> int:
 def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams) -> list[Sample]:
     """Sample the next tokens of each conversation.
 
-    Conversations that sample as many tokens from the same client share one call.
+    Conversations that sample the same number of tokens from the same client share one call.
     """
     clients = [conversation.speaker.client for conversation in active]
     lengths = [conversation.choose_length(params) for conversation in active]
@@ -274,12 +275,12 @@ def _open_conversation(request: ConversationRequest, vocabulary: int) -> "_OpenC
 
 @dataclass(slots=True)
 class _OpenConversation:
-    """A conversation in progress: its token ids end to end, the same in parts, and its turns.
+    """A conversation in progress: its token ids, the same tokens as parts, and its turns.
 
-    The unfinished turn begins at token `turn_start`, and the first `opening` tokens are those up to
-    the end of the opening. `has_asked` is True once the environment was asked for a reply,
-    `is_closed` once its episode was told to close. `ask` and `close` alone touch the episode, and
-    may run in a thread of their own.
+    The unfinished turn begins at token `turn_start`, and the opening consists of the first `opening`
+    tokens. `has_asked` is True once the environment was asked for a reply, `is_closed` once its
+    episode was told to close. Only `ask` and `close` touch the episode, and they may run in a
+    separate thread.
     """
 
     request: ConversationRequest
@@ -299,7 +300,7 @@ class _OpenConversation:
 
     @property
     def speaker(self) -> PromptedClient:
-        """The model whose turn it is."""
+        """The model that writes the next turn."""
         opening = self.request.opening
         is_open = opening is not None and self.count_turns() < self.request.opening_turns
         return opening if opening is not None and is_open else self.request.prompted_client
@@ -313,12 +314,12 @@ class _OpenConversation:
 
         A longer turn continues with the next call.
         """
-        # Powers of two are few, so conversations of different lengths often ask for the same number
-        # of tokens and share one call of the sampler.
+        # With only powers of two, conversations of different lengths often need the same number of
+        # tokens and share one sampling call.
         return choose_power(self.count_room(params))
 
     def build_request(self) -> SampleRequest:
-        """Return the request for the tokens after the present ones."""
+        """Return the request for the next tokens of the conversation."""
         prompt_tokens = (*self.speaker.prompt_tokens, *self.tokens)
         return SampleRequest(prompt_tokens, seed_of(self.request.seed, "turn", len(self.tokens)))
 
@@ -329,10 +330,10 @@ class _OpenConversation:
     def end_turn(self, renderer: Renderer, params: SamplingParams) -> bool:
         """End the turn; return True if the environment has to answer it.
 
-        Otherwise the turn was cut off, and the conversation is over.
+        Otherwise the turn was truncated, and the conversation is over.
         """
         tokens = self.tokens[self.turn_start :]
-        # Asked before the turn counts: afterwards the next speaker may be the student.
+        # Check the speaker before the turn is appended: the next speaker may be the student.
         if self.speaker is self.request.opening:
             self.opening = len(self.tokens)
         self.turns.append(Turn("assistant", len(tokens), renderer.decode(tokens)))
@@ -343,7 +344,7 @@ class _OpenConversation:
         return True
 
     def ask(self, environment: OpensEpisodes) -> Answer:
-        """Return the episode's answer to the newest turn, or how it failed."""
+        """Return the episode's answer to the newest turn, or the error that it raised."""
         with collect_rejections() as rejections:
             try:
                 answer = self._step(environment, self.turns[-1].text)
@@ -358,7 +359,7 @@ class _OpenConversation:
     def take_answer(self, observation: Answer, renderer: Renderer, params: SamplingParams) -> None:
         """Append the episode's reply.
 
-        The conversation is over if the environment has no more to say, or no turn would fit.
+        The conversation ends if the environment has no reply, or if no further turn would fit.
         """
         self.rejected += list_kinds(self.rejections)
         self.rejections = []
@@ -372,7 +373,7 @@ class _OpenConversation:
         self.turns[-1] = replace(turn, calls=observation.calls, reward=observation.reward)
         if not observation.messages and not observation.tokens:
             self.stop_reason = observation.stop_reason
-        # The last turn is answered all the same: its calls and its reward count.
+        # The environment answers the last turn too, because its calls and reward count.
         elif params.max_turns is not None and self.count_turns() >= params.max_turns:
             self.stop_reason = "turns"
         elif self._is_too_long(observation.messages, renderer, params):
@@ -387,12 +388,12 @@ class _OpenConversation:
     def _is_too_long(
         self, messages: Sequence[Message], renderer: Renderer, params: SamplingParams
     ) -> bool:
-        """Return True if the texts cannot fit into the room, without tokenizing them."""
+        """Return True if the texts have more characters than the remaining tokens can hold."""
         characters = sum(len(message.content) for message in messages)
         return characters > self.count_room(params) * renderer.longest_token
 
     def awaits_answer(self) -> bool:
-        """Return True if the environment has to answer before the model goes on."""
+        """Return True if the environment has to answer before the model continues."""
         return bool(self.turns) and self.turns[-1].role == "assistant"
 
     def count_turns(self) -> int:
@@ -420,11 +421,11 @@ class _OpenConversation:
 
     @property
     def episode_seed(self) -> int:
-        """The seed of the conversation's episode, if it has no other one's."""
+        """The default seed of the conversation's episode."""
         return seed_of(self.request.seed, "episode")
 
     def _replay(self, episode: Episode) -> None:
-        """Play the beginning's turns again; RuntimeError if the environment answers otherwise."""
+        """Replay the turns of the beginning; RuntimeError if the environment answers differently."""
         beginning = self.request.beginning
         turns = () if beginning is None else beginning.turns
         for turn, answer in pairwise(turns):
@@ -439,7 +440,7 @@ class _OpenConversation:
                 )
 
     def _read_turn(self) -> SampledTurn:
-        """Return the newest turn token for token."""
+        """Return the newest turn as tokens with their log-probabilities."""
         before = (*self.request.prompted_client.prompt_tokens, *self.tokens[: self.turn_start])
         turn = Tokens.join(self.parts).cut(self.turn_start)
         return SampledTurn(before, tuple(turn.ids.tolist()), tuple(turn.sampling_logprobs.tolist()))
@@ -457,7 +458,7 @@ class _OpenConversation:
         self.turn_start = len(self.tokens)
 
     def close(self) -> Exception | None:
-        """Close the episode if one is open, and return how that failed, if it did."""
+        """Close the episode if it is open, and return the error if closing failed."""
         episode, self.episode = self.episode, None
         try:
             if episode is not None:
@@ -469,7 +470,7 @@ class _OpenConversation:
         return None
 
     def note_failure(self, error: Exception) -> None:
-        """Note how the environment failed; a failure to close leaves the end as it was."""
+        """Record an error of the environment in the notes, without changing the stop reason."""
         self.notes["error"] = excerpt(f"{type(error).__name__}: {error}")
 
     def _append(self, tokens: Tokens) -> None:
@@ -478,7 +479,9 @@ class _OpenConversation:
 
     def finish(self) -> Conversation:
         """Return the finished conversation."""
-        assert self.stop_reason is not None, "it was held to its end"
+        assert self.stop_reason is not None, (
+            "`finish` is called only after the conversation has ended"
+        )
         tokens = Tokens.join(self.parts)
         return Conversation(
             tokens.to_sample(self.stop_reason),

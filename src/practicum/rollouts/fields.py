@@ -1,4 +1,4 @@
-"""The texts about a rollout by the names of their placeholders, for notes and privileged teachers."""
+"""The placeholder texts of a rollout by name, for notes and privileged teachers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def classify_outcome(rollout: Rollout) -> Outcome:
 
 
 def list_prompt_fields(prompt: Prompt) -> dict[str, str]:
-    """Return the texts of a prompt's placeholders; the names of a completion's are reserved."""
+    """Return the placeholder texts of a prompt; names in `ROLLOUT_FIELDS` are reserved."""
     fields = {"question": prompt.question, "answer": prompt.answer, **prompt.privileged}
     texts = {name: value for name, value in fields.items() if value is not None}
     return {name: text for name, text in texts.items() if name not in ROLLOUT_FIELDS}
@@ -30,7 +30,7 @@ def list_prompt_fields(prompt: Prompt) -> dict[str, str]:
 def list_rollout_fields(
     rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]
 ) -> dict[str, str]:
-    """Return the texts of a completion's placeholders: notes and the known `ROLLOUT_FIELDS`."""
+    """Return the placeholder texts of a completion: notes and the known `ROLLOUT_FIELDS`."""
     fields = {**rollout.notes, "attempt": rollout.text}
     if classify_outcome(rollout) != "unknown":
         fields["outcome"] = classify_outcome(rollout)

@@ -1,4 +1,4 @@
-"""The openings of conversations: who speaks in one, from which seed, and what was said before."""
+"""The start of a conversation: its speakers, its seed, and its earlier turns."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from practicum.types import Prompt, Turn
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The turns with which a conversation begins: whole ones, of the model or of others.
+    """The initial turns of a conversation: complete turns, of the model or of other speakers.
 
-    If the last turn is the assistant's, the environment is asked for its answer first.
+    If the last turn is the assistant's, the environment answers first.
     """
 
     tokens: Tokens
@@ -22,9 +22,10 @@ class Beginning:
 class ConversationRequest:
     """A conversation to run: its prompt, the model with its rendered prompt, and a seed.
 
-    Another model, `opening`, speaks the first `opening_turns` turns of the model, if there are any.
-    With a `beginning`, its turns are played to the environment again, which has to answer as it did;
-    `episode_seed` is that of the conversation in which it did, without it that of this one.
+    With an `opening`, this other model speaks the first `opening_turns` of the model's turns. With a
+    `beginning`, its turns are replayed to the environment, which must give the same answers;
+    `episode_seed` is then the episode seed of the original conversation. Without it, the seed is
+    derived from the conversation's own seed.
     """
 
     prompt: Prompt

@@ -1,7 +1,8 @@
-"""Ask the environments of many conversations: one after another, or side by side in threads.
+"""Call the environments of many conversations, one after another or in parallel threads.
 
-A thread serves one conversation, so an episode is opened, stepped and closed by the same thread, as
-browsers and event loops want it. Calls wait for a permit, of which there are `Pace.at_once`.
+A thread serves one conversation, so the same thread opens, steps and closes an episode, as browsers
+and event loops require. At most `Pace.at_once` calls run at the same time; other calls wait for a
+permit.
 """
 
 import contextlib
@@ -20,21 +21,21 @@ Answer = Observation | Exception
 """The answer of an environment, or its failure."""
 
 POLL_SECONDS = 0.2
-"""The longest wait before a cancellation and the deadlines are looked at again."""
+"""The interval at which cancellation and deadlines are checked."""
 
 CLOSE_SECONDS = 5.0
-"""The longest wait for episodes to close after the last conversation."""
+"""The maximum time to wait for episodes to close after the last conversation."""
 
 
 @dataclass(slots=True)
 class InTurn:
-    """Asks one environment after another, in the caller's thread."""
+    """Calls one environment after another, in the caller's thread."""
 
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, Exception] = field(default_factory=dict)
 
     def ask(self, number: int, call: Callable[[], Answer]) -> None:
-        """Ask at once."""
+        """Call the environment immediately."""
         self.answers[number] = call()
 
     def collect(self, *, wait: bool) -> dict[int, Answer]:
@@ -43,28 +44,28 @@ class InTurn:
         return answers
 
     def close(self, number: int, call: Callable[[], Exception | None]) -> None:
-        """Close at once."""
+        """Close the episode immediately."""
         if (failure := call()) is not None:
             self.failures[number] = failure
 
     def finish(self) -> dict[int, Exception]:
-        """Return the failures to close."""
+        """Return the errors raised while closing episodes."""
         return self.failures
 
 
 @dataclass(slots=True)
 class _RunningCall:
-    """A call under way: when it got its permit, and whether somebody has given that back."""
+    """A running call: the time at which it got its permit, and whether the permit was released."""
 
     begun: float | None = None
     is_over: bool = False
 
 
 class SideBySide:
-    """Asks environments in threads of their own.
+    """Calls environments in parallel, with one thread per conversation.
 
-    A conversation whose calls have taken `Pace.seconds` in all gets a TimeoutError. Its thread is
-    left behind: it closes the episode whenever its call returns, and does not keep the process.
+    A conversation gets a TimeoutError once its calls have taken `Pace.seconds` in total. Its thread
+    is abandoned: it closes the episode when its call returns, and it does not keep the process alive.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -79,13 +80,13 @@ class SideBySide:
         self._failures: dict[int, Exception] = {}
 
     def ask(self, number: int, call: Callable[[], Answer]) -> None:
-        """Begin to ask in the conversation's thread."""
+        """Start a call in the conversation's thread."""
         self._calls[number] = record = _RunningCall()
 
         def run() -> None:
             self._permits.acquire()
             record.begun = time.monotonic()
-            # Foreign code may end its thread, as sys.exit does: nobody waits for that.
+            # Foreign code may end its thread, for example with sys.exit; report this as an error.
             answer: Answer = RuntimeError("the environment ended its thread")
             try:
                 answer = call()
@@ -96,7 +97,7 @@ class SideBySide:
         self._find_inbox(number).put(run)
 
     def _give_back(self, call: _RunningCall) -> bool:
-        """Give back a call's permit; return False if that was done already."""
+        """Release a call's permit; return False if it was already released."""
         with self._lock:
             was_over, call.is_over = call.is_over, True
         if not was_over:
@@ -104,7 +105,7 @@ class SideBySide:
         return not was_over
 
     def collect(self, *, wait: bool) -> dict[int, Answer]:
-        """Return the answers that are there, and those that the deadline gave."""
+        """Return the finished answers, and a TimeoutError for each conversation past its deadline."""
         answers: dict[int, Answer] = {}
         while self._calls:
             abandon.check()
@@ -115,14 +116,14 @@ class SideBySide:
         return answers
 
     def _take_answers(self, answers: dict[int, Answer], seconds: float) -> None:
-        """Move answers from the threads to `answers`; wait a while for the first one."""
+        """Move answers from the threads to `answers`; wait up to `seconds` for the first answer."""
         try:
             while self._calls:
                 number, record, answer = (
                     self._answers.get(timeout=seconds) if seconds else (self._answers.get_nowait())
                 )
                 seconds = 0.0
-                # An answer after the deadline finds its conversation over.
+                # The conversation of an answer after the deadline is already over.
                 if self._calls.get(number) is not record:
                     continue
                 del self._calls[number]
@@ -134,7 +135,7 @@ class SideBySide:
             pass
 
     def _end_late_calls(self, answers: dict[int, Answer]) -> None:
-        """Give the conversations whose time is up a TimeoutError in place of an answer."""
+        """Answer conversations past their deadline with a TimeoutError."""
         limit = self._pace.seconds
         if limit is None:
             return
@@ -143,7 +144,7 @@ class SideBySide:
             start = moment if call.begun is None else call.begun
             if self._spent.get(number, 0.0) + moment - start < limit:
                 continue
-            # The permit goes to another conversation: calls that hang must not use up all of them.
+            # Release the permit for another conversation: hanging calls must not use up all permits.
             if self._give_back(call):
                 del self._calls[number]
                 self._threads.pop(number)
@@ -152,7 +153,7 @@ class SideBySide:
                 )
 
     def close(self, number: int, call: Callable[[], Exception | None]) -> None:
-        """Close the episode in its thread, after the call that it may still be in."""
+        """Close the episode in its thread, after a call that may still be running."""
 
         def run() -> None:
             if (failure := call()) is not None:
@@ -163,14 +164,14 @@ class SideBySide:
         inbox.put(None)
 
     def finish(self) -> dict[int, Exception]:
-        """Wait a while for the threads that nobody gave up, and return the failures to close."""
+        """Wait up to `CLOSE_SECONDS` for the remaining threads; return the errors of closing."""
         deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads.values():
             thread.join(max(deadline - time.monotonic(), 0.0))
         return dict(self._failures)
 
     def _find_inbox(self, number: int) -> "queue.SimpleQueue[Callable[[], None] | None]":
-        """Return the calls that a conversation's thread takes; the first call starts the thread."""
+        """Return the call queue of a conversation's thread; start the thread if needed."""
         if number not in self._inboxes:
             inbox = self._inboxes[number] = queue.SimpleQueue()
             # Notes and cancellations belong to the context of the run.
@@ -184,17 +185,17 @@ class SideBySide:
 
 
 def _serve(inbox: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    """Run calls in order until there is a None."""
+    """Run the queued calls in order until a None arrives."""
     while (call := inbox.get()) is not None:
-        # Whoever asked is told or has cancelled; the episode still has to be closed here.
+        # The caller has been notified or has cancelled; the episode must still be closed here.
         with contextlib.suppress(abandon.Cancelled, SystemExit):
             call()
 
 
 Asker = InTurn | SideBySide
-"""Asks the environments of conversations, which are named by their numbers."""
+"""Calls the environments of conversations, which are identified by their numbers."""
 
 
 def open_asker(pace: Pace) -> Asker:
-    """Return what asks at the given pace."""
+    """Return the asker for the given pace."""
     return InTurn() if pace.at_once == 1 and pace.seconds is None else SideBySide(pace)

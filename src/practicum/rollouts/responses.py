@@ -1,4 +1,4 @@
-"""Turn the answers in the rows of a dataset into samples, which no model sampled."""
+"""Convert the answers in the rows of a dataset into samples."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from practicum.types import Message, Prompt, Sample
 def encode_response(prompt: Prompt, renderer: Renderer, source: str, length: int) -> Sample:
     """Return at most `length` tokens of the answer that a prompt's row has, for a rollout source.
 
-    DataError if the row has no answer, or if the chat template cannot write it behind the prompt.
+    DataError if the row has no answer, or if the chat template cannot write it after the prompt.
     """
     return encode_message(prompt, _read_answer(prompt, source), renderer, length)
 
@@ -38,7 +38,7 @@ def encode_message(prompt: Prompt, answer: Message, renderer: Renderer, length: 
     if any(token in renderer.stop_ids for token in tokens[:-1]):
         raise DataError(
             f"the response of prompt {prompt.id!r} has a stop token before its end, where the "
-            "student would stop; take it out of the text, or out of student.stop"
+            "student would stop; remove it from the text, or from student.stop"
         )
     stops = bool(tokens) and tokens[-1] in renderer.stop_ids
     return Sample(
@@ -88,7 +88,7 @@ def _read_answer(prompt: Prompt, source: str) -> Message:
     if text is None:
         raise DataError(
             f"prompt {prompt.id!r} has neither a response nor an answer, which rollout.source "
-            f"{source!r} learns from; add one to its row, or write source: student"
+            f"{source!r} learns from; add one to its row, or set source: student"
         )
     reasoning = None if prompt.response is None else prompt.reasoning
     return Message("assistant", text, reasoning=reasoning)

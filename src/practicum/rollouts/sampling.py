@@ -1,4 +1,4 @@
-"""Sampling for the keys of one batch: one answer or one conversation for each key."""
+"""Sample one answer or one conversation for each key of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -147,12 +147,12 @@ class RolloutSampler:
 
 
 def require_tokens(clients: Sequence[PromptedClient]) -> None:
-    """Raise CapabilityError if one of the clients can hold no conversation."""
+    """Raise CapabilityError if one of the clients cannot hold a conversation."""
     if not all(client.accepts_tokens for client in clients):
         raise CapabilityError(
-            "this teacher answers messages and cannot go on from tokens, so it can hold no "
-            "conversation with the task; write source: student and evaluation.teacher: false, or "
-            "take a teacher that completes tokens"
+            "this teacher answers messages and cannot continue from tokens, so it cannot hold a "
+            "conversation with the task; set source: student and evaluation.teacher: false, or use "
+            "a teacher that completes tokens"
         )
 
 

@@ -1,7 +1,7 @@
-"""Answers in segments: what is longer than a step allows goes on in a later step, with newer weights.
+"""Answers in segments: an answer longer than the limit per step continues in a later step.
 
-Every token keeps the log-probability and the version of the policy that sampled it. A prompt is
-trained on once all of its answers have ended.
+The later step samples with newer weights. Every token keeps the log-probability and the version of
+the policy that sampled it. A prompt is trained on once all of its answers have ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ from practicum.types import Metrics, Prompt, Rollout, Sample, SampleRequest, Sto
 
 @dataclass(frozen=True, slots=True)
 class OpenAnswer:
-    """An answer that was begun in a step, and what there is of it.
+    """An unfinished answer, and the step that began it.
 
-    `states` are what the student computed of an answer of one segment.
+    `states` are the states that the student computed, stored only for an answer with one segment.
     """
 
     step: int
@@ -38,7 +38,7 @@ class OpenAnswer:
 
     @property
     def group(self) -> tuple[int, str]:
-        """The answers to a prompt of one step belong together."""
+        """The group of the answer: all answers of one step to the same prompt."""
         return self.step, self.key.prompt.id
 
 
@@ -61,15 +61,15 @@ NOTHING = Sample(torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0
 
 @dataclass(slots=True)
 class Segments:
-    """The answers that go on in a later step, oldest first; none gets more than `limit` tokens a step."""
+    """The answers that continue in a later step, oldest first, with at most `limit` tokens per step."""
 
     limit: int
     waiting: list[OpenAnswer] = field(default_factory=list)
 
     def collect(self, sampler: RolloutSampler, client: SamplingClient) -> list[Rollout]:
-        """Begin the answers of a batch, go on with those that wait, and return what has ended.
+        """Start a batch's answers, continue the waiting answers, and return the finished groups.
 
-        If no prompt has all of its answers, the step goes on until one has.
+        Sampling repeats until at least one prompt has all of its answers.
         """
         batch = sampler.batch
         keys = list_all_keys(batch)
@@ -81,14 +81,14 @@ class Segments:
         while not ready:
             answers = self._sample(answers, sampler, client)
             ready = _choose_groups(answers)
-        # What the student computed of a text holds for the weights of its own step alone.
+        # The student's states of a text are valid only for the weights of the step that computed them.
         self.waiting = [
             replace(answer, states=None) for answer in answers if answer.group not in ready
         ]
         return _build_rollouts([a for a in answers if a.group in ready], sampler)
 
     def measure(self, rollouts: Sequence[Rollout], step: int) -> Metrics:
-        """Return the share of tokens from earlier steps, their mean age, and the answers that wait.
+        """Return the share of tokens from earlier steps, the mean token age, and the waiting answers.
 
         The age of a token is the number of updates since it was sampled.
         """
@@ -100,7 +100,7 @@ class Segments:
         }
 
     def save_state(self) -> list[dict[str, Any]]:
-        """Return the answers that wait as JSON data, with all digits."""
+        """Return the waiting answers as JSON data, with exact floats."""
         return [
             _OpenRow(
                 step=answer.step,
@@ -117,21 +117,21 @@ class Segments:
         ]
 
     def load_state(self, rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]) -> None:
-        """Restore the answers of `save_state`; CheckpointError if one is of no prompt of the run."""
+        """Restore the answers of `save_state`; CheckpointError for an unknown prompt or bad row."""
         by_id = {prompt.id: prompt for prompt in prompts}
         try:
             read = [_OpenRow.model_validate(row) for row in rows]
             self.waiting = [_read_answer(row, by_id[row.prompt]) for row in read]
         except (ValidationError, KeyError):
             raise CheckpointError(
-                "state.json: an answer that waits to go on is damaged or of no prompt of the run; "
+                "state.json: an unfinished answer is damaged or its prompt is not in this run; "
                 "resume from an earlier checkpoint, or start a new run"
             ) from None
 
     def _sample(
         self, answers: Sequence[OpenAnswer], sampler: RolloutSampler, client: SamplingClient
     ) -> list[OpenAnswer]:
-        """Return the answers, each that had not ended with one more segment."""
+        """Return the answers; each unfinished answer is extended by one segment."""
         params, version = sampler.params, sampler.batch.policy_version
         prompts = sampler.render_prompts([answer.key for answer in answers])
         rooms = [
@@ -154,17 +154,17 @@ class Segments:
 
 
 def _build_request(answer: OpenAnswer, prompt: tuple[int, ...]) -> SampleRequest:
-    """Return the request for the tokens after those that there are."""
+    """Return the request for the tokens that follow the answer's current tokens."""
     count = len(answer.tokens)
     if not count:
         return SampleRequest(prompt, answer.seed)
-    # Whoever cannot go on within a random stream takes another one, never the same from its start.
+    # A sampler that cannot continue a random stream uses a new stream, never the old one's start.
     seed = seed_of(answer.seed, "segment", count)
     return SampleRequest((*prompt, *answer.tokens.ids.tolist()), seed, (answer.seed, count))
 
 
 def _append(answer: OpenAnswer, sample: Sample, version: int, most: int) -> OpenAnswer:
-    """Return an answer with its next segment; it has ended at a stop, or when it has `most` tokens."""
+    """Append the next segment to an answer; the answer ends at a stop token or at `most` tokens."""
     tokens = answer.tokens + Tokens.from_sample(sample, "student", version)
     return replace(
         answer,
@@ -176,11 +176,11 @@ def _append(answer: OpenAnswer, sample: Sample, version: int, most: int) -> Open
 
 
 def _choose_groups(answers: Sequence[OpenAnswer]) -> set[tuple[int, str]]:
-    """Return the groups whose answers have all ended, one for each prompt, the oldest."""
+    """Return the oldest group of each prompt in which all answers have ended."""
     open_groups = {answer.group for answer in answers if not answer.is_ended}
     ready: dict[str, tuple[int, str]] = {}
     for answer in answers:
-        # Answers of two steps to one prompt are no group: the later ones wait.
+        # Answers of two steps to the same prompt are separate groups; the later group waits.
         if answer.group not in open_groups:
             ready.setdefault(answer.key.prompt.id, answer.group)
     return set(ready.values())

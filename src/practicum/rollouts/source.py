@@ -71,18 +71,18 @@ class SourceConfig(Call):
     """A source writes the tokens that a step trains on.
 
     - other_writers: the models and datasets that write tokens, without the student
-    - form: `answers` if it cannot hold conversations, `conversations` if it writes nothing else
+    - form: `answers` if it cannot hold conversations, `conversations` if it only holds conversations
     - replays: it trains again on completions of earlier steps
     - guide: the scorer that it asks while it writes
     - note_made, note_shown: the note that the source makes itself, and the note that it shows the student
-    - others_speak: single answers can contain an environment's words
+    - others_speak: single answers can contain an environment's text
     - serves_users: it listens to the users of a task
     - writes_segments: an answer can continue in a later step
     - mixes_tokens: student and teacher sample each token together
     - reads_answers: it needs the answers of the rows
-    - instead: the source to write for single answers, if it only holds conversations
-    - guide_rejects, guide_example: whether its guide must reject parts of answers, and one to write
-    - fixed: places of a recipe that a resumed run cannot change with it, and why
+    - instead: the source to suggest for single answers, if this source only holds conversations
+    - guide_rejects, guide_example: whether its guide must reject parts of answers, and an example
+    - fixed: settings of a recipe that a resumed run cannot change with this source, with the reason
     """
 
     form: ClassVar[Form] = "any"
@@ -121,7 +121,7 @@ class SourceConfig(Call):
 
     @property
     def others_speak(self) -> bool:
-        """Return True if single answers can contain an environment's words."""
+        """Return True if single answers can contain an environment's text."""
         return False
 
     @property
@@ -137,7 +137,7 @@ class SourceConfig(Call):
         return 0
 
     def limit_answer(self, max_new_tokens: int) -> int:
-        """Return the most tokens that are read of a row's answer."""
+        """Return the maximum number of tokens to read of a row's answer."""
         return max_new_tokens
 
     def list_problems(self, n: int, max_new_tokens: int) -> list[str]:
@@ -145,17 +145,17 @@ class SourceConfig(Call):
         return []
 
     def explain_form(self, *, is_conversation: bool) -> str | None:
-        """Return why the source cannot serve a task that answers back, or one that does not."""
+        """Return the reason why the source does not fit the task's form; None if it fits."""
         if is_conversation and (self.form == "answers" or "dataset" in self.other_writers):
             return (
                 f"rollout.source: {self.model_dump()} does not write turn by turn, and this task "
-                "answers every turn; write source: student, teacher, mix(other=teacher), "
+                "answers every turn; set source: student, teacher, mix(other=teacher), "
                 "mix(other=replay), join(other=teacher) or cache(path)"
             )
         if not is_conversation and self.form == "conversations":
             return (
-                f"rollout.source: {self.name} needs conversations; take a task that answers back, "
-                f"such as walker, or source: {self.instead} for single answers"
+                f"rollout.source: {self.name} needs conversations; use a task that answers turns, "
+                f"such as walker, or set source: {self.instead} for single answers"
             )
         return None
 
@@ -164,7 +164,7 @@ class SourceConfig(Call):
         role = "reference" if who == "the reference" else "teacher"
         return (
             f"rollout.source: {self.model_dump()} lets the {role} write, but {who} writes no "
-            "answers; write source: student, dataset or mix(other=dataset), or take a teacher that "
+            "answers; set source: student, dataset or mix(other=dataset), or use a teacher that "
             "writes, such as {type: model, model: ...}"
         )
 
@@ -180,16 +180,16 @@ class SourceConfig(Call):
 
     @property
     def converts_rows(self) -> bool:
-        """Return True if its rollouts have a form for other trainers, see `convert_row`."""
+        """Return True if its rollouts can be exported for other trainers, see `convert_row`."""
         return False
 
     def convert_row(self, prompt: Prompt, row: RolloutRow) -> Mapping[str, Any] | None:
-        """Return a saved rollout in the form of another trainer; None if it has nothing to learn."""
+        """Return a saved rollout in another trainer's format; None if it has nothing to learn."""
         raise NotImplementedError
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the metrics of rollouts that this source wrote; empty for all others."""
+        """Return the metrics of rollouts that this source wrote; empty for all other rollouts."""
         return {}
 
 
@@ -294,9 +294,9 @@ def list_writer_problems(
         problems.append(source.explain_no_generation(f"teacher {kind!r}"))
     if "reference" in source.other_writers and reference is None:
         problems.append(
-            f"rollout.source: {source.model_dump()} lets the reference write and there is none; "
-            "write reference: {type: self, weights: frozen} for the student as it began, or "
-            "{type: self, weights: periodic, period: 20} for an earlier self"
+            f"rollout.source: {source.model_dump()} needs a reference, and the recipe has none; "
+            "set reference: {type: self, weights: frozen} for the initial student, or "
+            "{type: self, weights: periodic, period: 20} for an earlier student"
         )
     elif "reference" in source.other_writers and reference is not None and not reference.writes:
         problems.append(source.explain_no_generation("the reference"))
@@ -311,18 +311,18 @@ def list_task_problems(source: SourceConfig, objective: Objective, task: Task) -
     has_users = task.serves_users
     if source.serves_users and not has_users:
         problems.append(
-            f"rollout.source: {source.name} needs users, and this task has none; write task: {{type: "
+            f"rollout.source: {source.name} needs users, and this task has none; set task: {{type: "
             "served, task: ...} around the task with the held-out prompts"
         )
     if has_users and not source.serves_users:
         problems.append(
             f"rollout.source: {source.model_dump()} does not listen to users, and this task serves "
-            "them; write source: served, or the inner task alone"
+            "users; set source: served, or use only the inner task"
         )
     if not is_conversation and not source.others_speak:
         problems += [
-            f"objective.losses[{number}].source: this task's answers are single ones, and no "
-            "environment writes between them; take a task that answers back, such as walker"
+            f"objective.losses[{number}].source: this task has single answers without an "
+            "environment's text; use a task that answers turns, such as walker"
             for number, term in enumerate(objective.losses)
             if term.observes
         ]
@@ -339,9 +339,9 @@ def check_answers(
 
 
 def check_path(path: str) -> str:
-    """Return a path that can be written in a call; ValueError if it cannot."""
-    # A resolved recipe writes the source as a call, in which a comma separates arguments and spaces
-    # and quotes at the ends are dropped: such a path would not be read back.
+    """Return a path that can be an argument of a source; ValueError if it cannot."""
+    # A resolved recipe stores the source as a call. In a call, a comma separates arguments, and
+    # spaces and quotes at the ends are dropped, so such a path could not be restored.
     if "," in path or path != path.strip(" '\""):
         raise ValueError(
             f"path {path!r} has a comma, or a space or quote at its end; rename the file or "

@@ -1,4 +1,4 @@
-"""Rollouts as rows of rollouts.jsonl, and back: earlier steps and earlier runs, token for token."""
+"""Convert rollouts to rows of rollouts.jsonl and back, for earlier steps and earlier runs."""
 
 import math
 from collections import deque
@@ -89,9 +89,9 @@ class VersionRow(BaseModel):
 class RolloutRow(BaseModel):
     """One rollout as a row of rollouts.jsonl, without its reward and the numbers of its update.
 
-    `authors` are runs of consecutive tokens with their authors, in order, and `versions` those with
-    one version of the policy. A rollout that `source` wrote alone has no authors, and one of a
-    single policy no versions.
+    `authors` are runs of consecutive tokens with the same author, in order, and `versions` are runs
+    of tokens with the same version of the policy. `authors` is empty if `source` wrote every token,
+    and `versions` is empty if a single policy sampled every token.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
@@ -117,7 +117,7 @@ class RolloutRow(BaseModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "RolloutRow":
-        # Rows are read from files that people edit and merge, so nothing is taken for granted.
+        # Check everything, because people edit and merge these files.
         columns = (self.tokens, self.loss_mask, self.sampling_logprobs, self.policy_logprobs)
         if len(set(map(len, columns))) > 1:
             raise ValueError(
@@ -186,7 +186,7 @@ class RolloutRow(BaseModel):
 
 
 def _encode_turn(turn: Turn) -> dict[str, Any]:
-    """Return a turn as JSON data, with lists in place of tuples, as strict rows want them."""
+    """Return a turn as JSON data, with lists instead of tuples, as strict rows require."""
     return {**asdict(turn), "calls": [asdict(call) for call in turn.calls]}
 
 
@@ -221,7 +221,7 @@ def _decode_authors(rows: Sequence[AuthorRow]) -> UInt8[Tensor, " T"] | None:
 
 
 def to_exact_floats(values: Float[Tensor, " T"]) -> list[float | None]:
-    """Return float32 numbers with all of their digits; None for a number that is not finite."""
+    """Return float32 numbers with enough digits to restore them exactly; None if not finite."""
     return [
         float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()
     ]
@@ -247,7 +247,7 @@ class RolloutArchive:
     def restore(
         self, rows: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt], step: int
     ) -> None:
-        """Restore the replay buffer as it was at the end of a step, from the run's rows until then.
+        """Restore the replay buffer to its state after a step, from the run's rows up to this step.
 
         Raises CheckpointError if the rows of that step are missing, or if a row is not a rollout of
         these prompts.
@@ -259,8 +259,8 @@ class RolloutArchive:
                 last, source, version = int(row["step"]), row["source"], row["policy_version"]
             except (LookupError, TypeError, ValueError, OverflowError):
                 raise _build_error(f"row {number} is not a recorded rollout") from None
-            # A rollout that was itself replayed carries an older version and was in the buffer
-            # before, so only completions sampled in their own step enter.
+            # A replayed rollout has an older version and was in the buffer before, so only
+            # completions sampled in their own step enter.
             if source == "student" and version == last - 1:
                 newest_rows.append((number, row))
         if last != step:
@@ -320,17 +320,17 @@ def _parse_row(line: bytes, where: str) -> RolloutRow:
         field_path = ".".join(str(part) for part in first["loc"])
         reason = f"{field_path}: {first['msg']}" if field_path else first["msg"]
         raise DataError(
-            f"{where} is not a recorded rollout ({reason}); give the rollouts.jsonl of a run as it "
-            "was written"
+            f"{where} is not a recorded rollout ({reason}); give an unmodified rollouts.jsonl of a "
+            "run"
         ) from error
 
 
 def _check_rollout(rollout: Rollout, renderer: Renderer, max_tokens: int, where: str) -> None:
     if rollout.prompt_tokens != renderer.render(rollout.prompt.messages):
         raise DataError(
-            f"{where} answers another prompt than {rollout.prompt.id!r} is here: its question, "
-            "system turn, template or tokenizer differs; a tape is replayed by the student that it "
-            "was recorded for"
+            f"{where} answers a different prompt than the {rollout.prompt.id!r} of this run: its "
+            "question, system turn, template or tokenizer differs; use the student that the tape "
+            "was recorded with"
         )
     if len(rollout.tokens) > max_tokens:
         raise DataError(

@@ -1,7 +1,7 @@
-"""Conversations with tools: a turn's calls are read, answered by the task's tools, and counted.
+"""Conversations with tools: parse a turn's calls, answer them with the task's tools, count them.
 
-A turn without a call is the answer. What cannot be answered, such as a call that cannot be read, is
-an observation as well: the model reads why, and may call again.
+A turn without a call is the answer. A call that cannot be parsed or answered also produces an
+observation: the model reads the reason, and may call again.
 """
 
 from collections import Counter
@@ -49,13 +49,13 @@ def as_environment(task: Task, renderer: Renderer) -> OpensEpisodes | None:
 
 @dataclass(frozen=True, slots=True)
 class HarnessEnvironment:
-    """A task whose harness leads the conversations; see `practicum.ports.OpensEpisodes`."""
+    """A task with a harness that runs the conversations; see `practicum.ports.OpensEpisodes`."""
 
     task: Task
     renderer: Renderer
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
-        """Begin a conversation over the student's tokenizer."""
+        """Begin a conversation with the student's tokenizer."""
         return self.task.open_tokens(prompt, seed, self.renderer.save)
 
 
@@ -68,7 +68,7 @@ class ToolEnvironment:
     renderer: Renderer
 
     def open(self, prompt: Prompt, seed: int) -> "ToolEpisode":
-        """Begin a conversation; its tools and the task's own episode open when they are asked."""
+        """Begin a conversation; its tools and the task's episode are opened on first use."""
         return ToolEpisode(self.task, self.toolbox, self.renderer, prompt, seed)
 
 
@@ -106,7 +106,7 @@ class ToolEpisode(Episode):
         return self.inner.step(turn)
 
     def _answer_all(self, calls: Sequence[ToolCall]) -> list[tuple[Message, CallRecord]]:
-        """Answer the calls in order; those to tools that share nothing, side by side."""
+        """Answer the calls in order; calls to independent tools run in parallel."""
         parts = [self._find_part(call.name) for call in calls]
         by_part = {
             part: [call for call, owner in zip(calls, parts, strict=True) if owner == part]
@@ -121,12 +121,12 @@ class ToolEpisode(Episode):
                 for part, group in by_part.items()
             }
             answers = {part: iter(run.result()) for part, run in runs.items()}
-        # A part that stopped early has no answers for its last calls.
+        # A part that ended early has no answers for its last calls.
         ordered = [next(answers[part], None) for part in parts]
         return [answer for answer in ordered if answer is not None]
 
     def _answer_part(self, calls: Sequence[ToolCall]) -> list[tuple[Message, CallRecord]]:
-        """Answer the calls to one part, up to the bad call that ends the conversation."""
+        """Answer the calls to one part, up to a bad call that ends the conversation."""
         answers: list[tuple[Message, CallRecord]] = []
         # Each part counts its own bad calls, so the calls made do not depend on the clock.
         remaining = self.toolbox.bad_calls - self.problems
@@ -139,13 +139,13 @@ class ToolEpisode(Episode):
         return answers
 
     def _find_part(self, name: str) -> Hashable:
-        """Return what stands for the tools that a call may change; unknown ones change nothing."""
+        """Return an identifier of the tools that a call may affect; None for an unknown tool."""
         if name not in {schema.name for schema in self.toolbox.use.schemas}:
             return None
         return self._open_tools().find_part(name)
 
     def _open_tools(self) -> ToolSession:
-        # Most conversations of an untrained model never call: a process starts when it is asked.
+        # Start the process on first use: most conversations of an untrained model never call a tool.
         if self.session is None:
             self.session = self.toolbox.open(self.prompt, self.seed)
             self.opened.callback(self.session.close)
@@ -153,7 +153,7 @@ class ToolEpisode(Episode):
 
     def _answer(self, call: ToolCall) -> tuple[Message, CallRecord]:
         names = {schema.name for schema in self.toolbox.use.schemas}
-        # A name is the model's text: cut, it cannot fill the journal.
+        # The name is text of the model; truncate it to keep the log small.
         name = excerpt(call.name, most=64)
         if call.name not in names:
             text = f"error: no tool {name!r}; the tools are {', '.join(sorted(names))}"
@@ -170,7 +170,7 @@ class ToolEpisode(Episode):
         return Message("tool", text, call.name), CallRecord(name, "answered")
 
     def _observe(self, answers: Sequence[tuple[Message, CallRecord]]) -> Observation:
-        """Return the answers as one observation; too many calls without a result are the end."""
+        """Join the answers into one observation; too many bad calls end the conversation."""
         records = tuple(record for _, record in answers)
         self.problems += sum(record.outcome != "answered" for record in records)
         self.turns += 1
@@ -187,9 +187,9 @@ class ToolEpisode(Episode):
 
 
 def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return turns and calls a rollout, and the shares of bad ends and of calls by their outcome.
+    """Return turns and calls per rollout, the shares of bad ends, and the shares of call outcomes.
 
-    Empty if no rollout is a conversation; without calls, nothing is said of calls.
+    Empty if no rollout is a conversation; the metrics of calls are omitted if there are no calls.
     """
     conversations = [rollout for rollout in rollouts if rollout.turns]
     if not conversations:
@@ -201,7 +201,7 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
     metrics = {
         "turns": len(turns) / len(conversations),
         "turn_limit": stops["turns"] / len(conversations),
-        # Absent while there are none, as most environments never are too slow.
+        # Omitted without timeouts, because most environments never time out.
         **({"timed_out": stops["timeout"] / len(conversations)} if stops["timeout"] else {}),
     }
     outcomes = Counter(call.outcome for turn in turns for call in turn.calls)
@@ -218,10 +218,9 @@ def measure_conversations(rollouts: Sequence[Rollout]) -> Metrics:
 
 
 def _count_surplus(conversations: Sequence[Rollout]) -> float | None:
-    """Return how many calls the right answers to a prompt make beyond the fewest that one made.
+    """Return the mean number of calls of correct answers in excess of their prompt's minimum.
 
-    A model that calls too often solves no more and costs more. None without two right answers to
-    one prompt.
+    Unnecessary calls add cost without solving more. None if no prompt has two correct answers.
     """
     by_prompt: dict[str, list[int]] = {}
     for rollout in conversations:

@@ -1,7 +1,7 @@
-"""The traffic of users with the student as rollouts: a turn is finished by what its user says next.
+"""Turn the student's conversations with users into rollouts; the user's next message finishes a turn.
 
-Every turn is a row of a file before it is handed over. Which rollouts a step has follows from the
-rows alone, so a resumed run and one that reads the file again train on the same bytes.
+Every turn is written to a file before the user receives it. The rows of the file determine the
+rollouts of a step, so a resumed run and a run that replays the file train on identical data.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ from practicum.types import (
 )
 
 NEXT_STATE = "next_state"
-"""The note with what the user said next."""
+"""The note with the user's next message."""
 
 POLL_SECONDS = 0.5
-"""The longest wait before a cancellation or a signal is looked at."""
+"""The interval at which cancellation and signals are checked."""
 
 
 class _SpokenRow(BaseModel):
@@ -67,7 +67,7 @@ class TrafficRow(BaseModel):
     sampling_logprobs: list[float | None]
     policy_logprobs: list[float | None]
     work: list[UsageRow] = []
-    """The work of sampling this turn and those that shared its batch and follow it."""
+    """The work of sampling this turn and all later turns of the same batch."""
 
     def list_messages(self) -> tuple[Message, ...]:
         """Return the messages before the turn."""
@@ -76,9 +76,9 @@ class TrafficRow(BaseModel):
 
 @dataclass(slots=True)
 class Traffic:
-    """The turns of users' conversations, and those of them that are finished, in order.
+    """The turns of users' conversations and the finished turns, in order.
 
-    `append` writes a row. Without `users` there are only the recorded rows.
+    `append` writes a row. Without `users` only the recorded rows are available.
     """
 
     append: Callable[[Mapping[str, Any]], None]
@@ -87,19 +87,19 @@ class Traffic:
     users: Task | None = None
     rows: list[TrafficRow] = field(default_factory=list)
     finished: list[tuple[int, int]] = field(default_factory=list)
-    """The turns that are finished, each with the row that finished it."""
+    """The finished turns, each with the row that finished it."""
     refused: int = 0
-    """Requests of this process without an answer."""
+    """The number of requests that this process refused."""
     _turn_of: dict[str, int] = field(default_factory=dict)
     _finished_turns: set[int] = field(default_factory=set)
 
     def restore(self, rows: Iterable[TrafficRow]) -> "Traffic":
-        """Take over recorded rows; DataError if one finishes a turn that is none before it."""
+        """Load recorded rows; DataError if a row finishes a turn that does not precede it."""
         for row in rows:
             if row.finishes is not None and row.finishes >= len(self.rows):
                 raise DataError(
                     f"row {len(self.rows) + 1} of the traffic finishes turn {row.finishes}, which "
-                    "is no earlier one; give the file as the run wrote it"
+                    "is not an earlier turn; use the file unmodified, as the run wrote it"
                 )
             self._add(row)
         return self
@@ -121,7 +121,7 @@ class Traffic:
                 if self.users is None:
                     raise DataError(
                         f"rollout.source: the traffic has {len(self.finished)} finished turns, and "
-                        f"step {batch.step} needs {first + count}; write fewer train.steps"
+                        f"step {batch.step} needs {first + count}; lower train.steps"
                     )
                 requests = self.users.receive(POLL_SECONDS)
                 if requests:
@@ -135,21 +135,21 @@ class Traffic:
                         f"no user spoke for task.seconds, {self.users.patience:g} s; "
                         f"{count_ready} of {count} turns of the step are finished"
                     )
-        # Counted by rows: a run that was killed within a step has sampled a part of it before.
+        # Count the work by rows: a killed run has already sampled a part of its last step.
         rows = self.rows[self._count_rows(first) : self._count_rows(first + count)]
         for row in rows:
             self.ledger.merge(read_usage(row.work))
         return [self._build_rollout(*pair) for pair in self.finished[first : first + count]]
 
     def _count_rows(self, finished: int) -> int:
-        """Return how many rows there are up to the one that finished so many turns."""
+        """Return the number of rows up to the row with which `finished` turns are finished."""
         return self.finished[finished - 1][1] + 1 if finished else 0
 
     def measure(self, step: int, count: int) -> Metrics:
-        """Return how many turns still waited for their user's next words as the step was full."""
+        """Return the number of turns that still waited for a reply when the step was complete."""
         if len(self.finished) < step * count:
             return {}
-        # Counted in rows and not by the clock, so a resumed run writes the same.
+        # Counted in rows and not by the clock, so a resumed run reports the same value.
         return {"turns_open": float(self._count_rows(step * count) - step * count)}
 
     def _answer(
@@ -160,7 +160,7 @@ class Traffic:
         client: SamplingClient,
         params: SamplingParams,
     ) -> None:
-        """Sample a turn for each request, write it down, and hand it over."""
+        """Sample a turn for each request, record it, and send it to the user."""
         prepared = [(request, self._prepare(request, renderer)) for request in requests]
         accepted = [(request, text) for request, text in prepared if text is not None]
         with self.ledger.record_separately() as work:
@@ -168,7 +168,7 @@ class Traffic:
         works = [write_usage(work), *([] for _ in samples[1:])]
         for (request, prompt_tokens), sample, used in zip(accepted, samples, works, strict=False):
             finishes = self._find_turn(request.messages)
-            # A user may say two things to one turn; the first is its next state.
+            # A user may reply twice to the same turn; the first reply is its next state.
             is_first = finishes not in self._finished_turns
             row = TrafficRow(
                 messages=[
@@ -185,7 +185,7 @@ class Traffic:
                 policy_logprobs=to_exact_floats(sample.policy_logprobs),
                 work=used,
             )
-            # Before the user has it: what was said is never lost.
+            # Write the row before replying, so that no sent turn is lost.
             self.append(row.model_dump())
             self._add(row)
             logprobs = tuple(sample.sampling_logprobs.tolist())
@@ -217,7 +217,7 @@ class Traffic:
         )
 
     def _prepare(self, request: TurnRequest, renderer: Renderer) -> tuple[int, ...] | None:
-        """Return the tokens before the turn; None for a request that was refused."""
+        """Return the tokens before the turn; None if the request was refused."""
         characters = sum(len(message.content) for message in request.messages)
         if characters > self.longest_prompt * renderer.longest_token:
             self._refuse(
@@ -245,9 +245,9 @@ class Traffic:
         request.reply(reason)
 
     def _render(self, messages: Sequence[Message], renderer: Renderer) -> tuple[int, ...]:
-        """Return the tokens of a conversation: the student's own turn as it was sampled."""
+        """Return the tokens of a conversation, with the student's last turn exactly as sampled."""
         turn = self._find_turn(messages)
-        # After a turn that was cut off the template alone knows how it ends.
+        # Only the template knows how to end a truncated turn.
         if turn is None or self.rows[turn].stop_reason != "stop":
             return renderer.render(messages)
         row = self.rows[turn]
@@ -255,7 +255,7 @@ class Traffic:
         return (*row.prompt_tokens, *row.tokens, *renderer.render_reply(*later))
 
     def _find_turn(self, messages: Sequence[Message]) -> int | None:
-        """Return the student's turn from which a conversation goes on; None if it is not ours."""
+        """Return the student's turn that the messages continue; None for an unknown conversation."""
         spoken = [place for place, message in enumerate(messages) if message.role == "assistant"]
         return self._turn_of.get(_name_conversation(messages[: spoken[-1] + 1])) if spoken else None
 
@@ -268,7 +268,7 @@ class Traffic:
         self.rows.append(row)
 
     def _build_rollout(self, turn: int, finished_by: int) -> Rollout:
-        """Return a finished turn as a rollout; what came after it is its note."""
+        """Return a finished turn as a rollout, with the reply as its note."""
         row, later = self.rows[turn], self.rows[finished_by]
         replies = later.messages[len(row.messages) + 1 :]
         return Rollout(
@@ -286,6 +286,6 @@ class Traffic:
 
 
 def _name_conversation(messages: Sequence[Message]) -> str:
-    """Return a short name of messages; clients may trim what they send back."""
+    """Return a hash of the messages that ignores outer whitespace, which clients may trim."""
     text = json.dumps([[message.role, message.content.strip()] for message in messages])
     return hashlib.sha256(text.encode()).hexdigest()

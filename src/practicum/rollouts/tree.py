@@ -1,8 +1,8 @@
-"""The tree of a search over the steps of an answer: where to go on, and what each step is worth.
+"""The tree of a search over the steps of an answer, with a value of each step.
 
-Values are those of Monte Carlo tree search: the value of a node is the mean reward of the answers
-through it, and a search goes down to the child with the largest upper confidence bound (UCT,
-Kocsis & Szepesvari 2006). The search goes below a node once `breadth` answers went on from it.
+As in Monte Carlo tree search, the value of a node is the mean reward of the answers through it, and
+a search descends to the child with the largest upper confidence bound (UCT, Kocsis & Szepesvari
+2006). The search descends below a node once `breadth` answers have continued from it.
 """
 
 import math
@@ -19,10 +19,11 @@ STEP_ENDS = {"line": "\n", "paragraph": "\n\n", "word": " "}
 
 @dataclass(slots=True, eq=False)
 class StepNode:
-    """The end of one step: the step's tokens as they were sampled, and the answers through it.
+    """The end of one step: the step's sampled tokens, and statistics of the answers through it.
 
-    `answers` counts the answers that went on from here, `visits` those with a reward, whose sum is
-    `total`. `score` is what a process model thinks of the step; it counts as one visit.
+    `answers` counts the answers that continued from here. `visits` counts the rewarded answers
+    through the node, and `total` is the sum of their rewards. `score` is a process model's score of
+    the step; it counts as one visit.
     """
 
     name: str
@@ -38,17 +39,17 @@ class StepNode:
 
     @property
     def weight(self) -> int:
-        """Return the number of visits, with the score as one."""
+        """Return the number of visits; the score counts as one visit."""
         return self.visits + (self.score is not None)
 
     @property
     def value(self) -> float | None:
-        """Return the mean reward of the answers through the node, or None without any."""
+        """Return the mean reward of the answers through the node and the score; None without any."""
         return (self.total + (self.score or 0.0)) / self.weight if self.weight else None
 
     @property
     def mean_reward(self) -> float | None:
-        """Return the same without the score."""
+        """Return the mean reward of the answers through the node, without the score."""
         return self.total / self.visits if self.visits else None
 
     @property
@@ -61,7 +62,7 @@ class StepNode:
         value = self.value
         if value is None or self.parent is None:
             return math.inf
-        # Rewards that could not be decided leave a parent with fewer visits than its child's score.
+        # Answers without a reward can leave a parent with fewer visits than its child's weight.
         parent_weight = max(self.parent.weight, 1)
         return value + exploration * math.sqrt(math.log(parent_weight) / self.weight)
 
@@ -74,7 +75,7 @@ class StepNode:
 
 @dataclass(frozen=True, slots=True)
 class SearchTree:
-    """A tree and the rule by which it grows; `root` stands for the prompt."""
+    """A search tree and the rule for growing it; `root` represents the prompt."""
 
     root: StepNode
     breadth: int
@@ -95,7 +96,7 @@ class SearchTree:
     def grow(self, start: StepNode, steps: Sequence[Tokens], *, is_whole: bool) -> StepNode:
         """Add the steps of an answer below `start`, and return the node of the last one.
 
-        With `is_whole` the answer ends there. A step that is there already is not added again.
+        With `is_whole` the answer ends there. An existing step is not added again.
         """
         node = start
         for step in steps:
@@ -106,7 +107,7 @@ class SearchTree:
         if is_whole and node is not start:
             node.is_end = True
         else:
-            node.answers += 1  # of which the next step did not hold
+            node.answers += 1  # An answer with an invalid next step.
         for depth, member in reversed(list(enumerate([self.root, *node.path]))):
             member.is_exhausted = member.is_end or (
                 not self._takes_answers(member, depth)
@@ -119,7 +120,7 @@ class SearchTree:
 
 
 def back_up(node: StepNode, reward: float) -> None:
-    """Add the reward of an answer to every node that it passes, the root included."""
+    """Add the reward of an answer to every node on its path, including the root."""
     current: StepNode | None = node
     while current is not None:
         current.visits += 1
@@ -128,7 +129,7 @@ def back_up(node: StepNode, reward: float) -> None:
 
 
 def list_steps(node: StepNode) -> tuple[SearchStep, ...]:
-    """Return the steps from the root to a node with their present values."""
+    """Return the steps from the root to a node with their current values."""
     return tuple(
         SearchStep(member.name, len(member.step), member.visits, member.value, member.mean_reward)
         for member in node.path
@@ -138,7 +139,7 @@ def list_steps(node: StepNode) -> tuple[SearchStep, ...]:
 def find_step_ends(
     tokens: Sequence[int], decode_token: Callable[[int], str], step: str
 ) -> list[int]:
-    """Return after how many tokens each step ends: with the token that completes the step's end."""
+    """Return the token positions at which steps end, after the token that completes the separator."""
     ends, text = [], ""
     for count, token in enumerate(tokens, start=1):
         text += decode_token(token)

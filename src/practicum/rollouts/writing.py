@@ -1,6 +1,6 @@
 """Collect the rollouts of a step from its source, and reward them.
 
-A completion depends on (seed, step, prompt, number), never on the completions beside it.
+A completion depends only on (seed, step, prompt, number), never on its batch.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     rewarded = []
     with report_rejections(), show_wait("rewards", len(rollouts)) as wait:
         for rollout in rollouts:
-            # A search has asked the verifier already.
+            # Some sources, such as a search, have already asked the verifier.
             if rollout.reward is None:
                 rollout = ask_reward(task, rollout)
             rewarded.append(rollout)

@@ -54,7 +54,7 @@ class PromptSet(Task):
 
 
 def keep_answer(rollout: Rollout) -> Rollout:
-    """Return the rollout as its last turn alone if that is an answer, else as an empty one."""
+    """Return the rollout with only its last turn if that turn is an answer, else an empty one."""
     last = rollout.turns[-1] if rollout.turns else None
     if last is None:
         return rollout
@@ -70,11 +70,11 @@ def leave_out_calls(rollout: Rollout) -> Rollout:
 
 
 def _check_tags(tags: tuple[str, str]) -> tuple[str, str]:
-    """Return the tags; raise ValueError if they cannot be told apart."""
+    """Return the tags; raise ValueError if one of them contains another."""
     before, after = tags
     if before in after or after in before:
         raise ValueError(
-            f"write two texts of which neither is in the other, as [<answer>, </answer>], not {tags}"
+            f"set two tags that do not contain each other, as [<answer>, </answer>], not {tags}"
         )
     return tags
 

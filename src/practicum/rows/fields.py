@@ -214,10 +214,10 @@ def _parse_answer(answer: Any) -> str | None:
     if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
         raise Rejected(f"answer is of type {type(answer).__name__}, not a text or a number")
     if isinstance(answer, float | Decimal) and not math.isfinite(answer):
-        raise Rejected(f"answer is {answer}, which is no number; write it as a text")
+        raise Rejected(f"answer is {answer}, which is not a number; write it as a text")
     text = check_text(_write_number(answer), "answer")
     if not text.strip():
-        raise Rejected("answer is empty; leave it out where there is none")
+        raise Rejected("answer is empty; leave the field out if a row has no answer")
     return text
 
 

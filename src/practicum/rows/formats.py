@@ -21,7 +21,7 @@ Columns = Mapping[str, Any]
 """One row of a source, by the names of its columns."""
 
 QUESTIONS = {"prompt": "messages", "messages": "prompt"}
-"""The two fields that hold a question, each with the other one."""
+"""The two fields that hold a question, each mapped to its alternative."""
 PRIVILEGED = "privileged."
 """The prefix of a privileged field in `columns`, as in `privileged.hint`."""
 LIKE = 0.75
@@ -72,7 +72,7 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "response": ("completion", "reply", "rationale", "reasoning", "demonstration"),
 }
-"""The names that columns of each field have elsewhere, the likeliest first."""
+"""The common column names of each field in other datasets, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +166,12 @@ def _join_history(row: Columns, question: Any) -> list[dict[str, Any]]:
 
 
 STEP_COLUMNS = ("chosen", "chosen_observation", "rejected", "rejected_observation", "correct_step")
-"""The columns of a corrected step: what was written and what it replaces, with what followed each."""
+"""The columns of a corrected step: the new and the replaced step, each with its observation."""
 
 
 def _convert_steps(row: Columns) -> dict[str, Any]:
     """Take the conversation before a step as the question and the corrected step as the response."""
-    # Where nothing was wrong the columns are empty.
+    # If nothing was wrong, the columns are empty.
     steps = {name: row[name] for name in STEP_COLUMNS if row.get(name)}
     if not all(isinstance(text, str) for text in steps.values()):
         raise Rejected(f"one of {', '.join(steps)} is not a text")
@@ -264,14 +264,15 @@ FORMATS: tuple[RowFormat, ...] = (
         reads=frozenset({"input", "history"}),
     ),
 )
-"""Every known form besides practicum's own; the first that fits a row is taken."""
+"""Every known form in addition to practicum's own; the first form that fits a row is used."""
 
 
 class ColumnReader:
-    """Takes the fields of one source's rows from their columns, and remembers the unused ones.
+    """Reads the fields of one source's rows from their columns, and remembers unused columns.
 
-    `columns` are the recipe's: fields with the names of their columns. Without them, the first row
-    of a known form decides the form of all rows. With `strict`, an unused column rejects its row.
+    `columns` come from the recipe: fields with the names of their columns. Without them, the first
+    row of a known form decides the form of all rows. With `strict`, an unused column rejects its
+    row.
     """
 
     def __init__(self, columns: Mapping[str, str], strict: bool) -> None:
@@ -434,7 +435,7 @@ def propose_columns(names: Iterable[str]) -> str:
 
 
 def _choose_column(fields: Iterable[str], free: dict[str, str], chosen: dict[str, str]) -> None:
-    """Move the likeliest column of the first field that has one from `free` to `chosen`."""
+    """Move the most likely column of the first field that has one from `free` to `chosen`."""
     for field in fields:
         likely = [name for name in (field, *COLUMN_NAMES[field]) if name in free]
         likely += difflib.get_close_matches(field, free, n=1, cutoff=LIKE)

@@ -94,14 +94,15 @@ class RowsConfig(TaskConfig):
     )
     sandbox: OwnWalls = Field(
         default="require",
-        description="a missing wall around the verifier: refuse, do without it; `off`: no walls",
+        description="if a wall around the verifier is missing: refuse, or run without it; `off`: no "
+        "walls",
     )
     max_rejected: float = Field(
         default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run"
     )
 
     def find_verifier_problems(self) -> list[str]:
-        """Return the line on a verifier whose package or module is missing, if it is."""
+        """Return a line if the verifier's package or module is missing."""
         try:
             check_installed(name_object(self.verifier))
         except DataError as error:
@@ -193,8 +194,8 @@ class PromptReader:
         if pictures:
             log.info(
                 f"{source}: {len(pictures)} of {len(prompts)} rows hold a tag such as <image> or "
-                f"<img ...>, the first is row {pictures[0]}; only text is read, so leave out the rows "
-                "whose question needs a picture"
+                f"<img ...>, the first is row {pictures[0]}; only text is read, so leave out rows "
+                "with questions that need a picture"
             )
         return prompts
 
@@ -253,18 +254,18 @@ class PromptReader:
         allowed, total = self._config.max_rejected, good + refusals.count
         if refusals.first is not None and not good:
             raise DataError(
-                f"{source}: none of its {total} rows can be used; {refusals.describe_first()}"
+                f"{source}: all of its {total} rows are unusable; {refusals.describe_first()}"
                 f"{self._advise(refusals.first, columns)}"
             )
         if refusals.first is not None and refusals.count > allowed * total:
             raise DataError(
                 f"{source}: {refusals.count} of {total} rows cannot be used; "
-                f"{refusals.describe_first()}; mend them, or raise task.max_rejected, which is "
+                f"{refusals.describe_first()}; fix them, or raise task.max_rejected, which is "
                 f"{allowed:g}"
             )
         if not good:
             raise DataError(
-                f"{source}: no rows; write one a line, for example "
+                f"{source}: no rows; write one row per line, for example "
                 '{"prompt": "...", "answer": "..."}'
             )
         if refusals.first is not None:
@@ -342,15 +343,15 @@ def build_prompt_set(
     context: TaskContext,
     read_part: Callable[[PromptReader, str], list[Prompt]],
 ) -> PromptSet:
-    """Build the task whose parts `train` and `heldout` the function reads.
+    """Build the task; `read_part` reads its parts `train` and `heldout`.
 
-    The second part is read only if `config.heldout` is no number or share: these are chosen from
-    the first. DataError if too many rows are bad or none is left to train on.
+    The second part is not read if `config.heldout` is a number or share: then held-out rows are
+    chosen from the first part. DataError if too many rows are bad or no training row is left.
     """
     grade = open_grader(config.verifier, config.sandbox, config.reward_range)
     reads_thoughts = name_object(config.verifier) not in VERIFIERS
     if config.step_rewards:
-        # A step is compared with its thoughts, and the verifier reads what follows them.
+        # A step is compared with its thoughts, and the verifier reads the text after them.
         grade = _grade_steps(grade if reads_thoughts else _grade_answers(grade))
         reads_thoughts = True
     context.packages.extend(PACKAGES.get(name_object(config.verifier), ()))

@@ -45,7 +45,7 @@ MARK = b"\xef\xbb\xbf"
 class Row:
     """One row of a source: its number, from 1, and its columns, or the reason why it has none.
 
-    `line` holds the bytes of a row that was a line of its own.
+    `line` holds the row's bytes if the row was a separate line.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Row:
     line: bytes | None = None
 
     def cut(self) -> str:
-        """Return the row's first characters; none if it had no line of its own and no columns."""
+        """Return the row's first characters; empty if it has neither a line nor columns."""
         if self.line is not None:
             return self.line[:EXCERPT].decode("utf-8", errors="replace")
         if isinstance(self.columns, Rejected):
@@ -73,7 +73,7 @@ def number_rows(rows: Iterable[Any]) -> Iterator[Row]:
 
 
 def read_rows(path: Path, largest: int) -> Iterator[Row]:
-    """Yield the rows of a file; DataError if it cannot be read or is none of the known kinds.
+    """Yield the rows of a file; DataError if it cannot be read or its kind is unknown.
 
     The suffix chooses the kind; a file of any other suffix is JSON Lines. No line or cell of more
     than `largest` bytes is taken.
@@ -127,7 +127,7 @@ def _refuse_archive(path: Path, suffix: str) -> None:
 
 
 def read_json_lines(path: Path, largest: int) -> Iterator[Row]:
-    """Yield one row a line, without blank lines; a row's number is that of its line."""
+    """Yield one row per line, without blank lines; a row has the number of its line."""
     with path.open("rb") as file:
         for number, line in enumerate(_read_bounded(path, file, largest), start=1):
             text = (line.removeprefix(MARK) if number == 1 else line).rstrip(b"\r\n")
@@ -199,20 +199,20 @@ def _read_list(path: Path, keys: list[str], place: int) -> Iterator[Row]:
         try:
             parsed, position = decoder.decode_at(text, position)
         except JsonError as error:
-            raise DataError(f"{path}: row {number} is not JSON ({error}); mend the file") from error
+            raise DataError(f"{path}: row {number} is not JSON ({error}); fix the file") from error
         yield Row(number, require_object(parsed))
         position = _skip_space(text, position)
         more = text.startswith(",", position)
         if more:
             position = _skip_space(text, position + 1)
         elif not text.startswith("]", position):
-            raise DataError(f"{path}: no comma or bracket follows row {number}; mend the file")
+            raise DataError(f"{path}: no comma or bracket follows row {number}; fix the file")
     try:
-        # What follows the list closes the object that holds it, or is nothing.
+        # Text after the list may only close the object that holds the list.
         later = [*parse_json(('{"":0' if keys else "[]") + text[position + 1 :])][1:]
     except JsonError:
         raise DataError(
-            f"{path}: more text follows the list; write one list, or an object a line"
+            f"{path}: more text follows the list; write one list, or one object per line"
         ) from None
     if keys:
         *before, key = keys

@@ -1,7 +1,7 @@
 """Find the best step of a run by a measure of its evaluations during training.
 
 The journal of metrics decides, so a resumed run and a reader of the folder find the same step. Only
-a step whose checkpoint is there can be the best one.
+a step with a checkpoint can be the best step.
 """
 
 import math
@@ -18,9 +18,9 @@ BestMetric = Literal["accuracy", "reverse_kl"]
 """A measure of an evaluation that chooses the best checkpoint."""
 
 COLLAPSED = "heldout_collapsed"
-"""The reading that is 1 after a step whose student is destroyed."""
+"""The reading that is 1 after a step that destroyed the student."""
 
-# Where the exact divergence is unknown, its estimate has a name of its own.
+# Without the exact divergence, its estimate is stored under a separate name.
 _READINGS = {
     "accuracy": ("heldout_accuracy",),
     "reverse_kl": ("heldout_reverse_kl", "heldout_reverse_kl_estimate"),
@@ -50,12 +50,12 @@ class BestTracker:
         return self._take(step, score)
 
     def merge(self, summary: Mapping[str, Any] | None) -> None:
-        """Follow also what `summarize` returned, if the metric is the same."""
+        """Continue from an earlier result of `summarize`, if the metric is the same."""
         if summary is not None and summary["metric"] == self.metric and summary["step"] is not None:
             self._take(summary["step"], summary["score"])
 
     def summarize(self, last: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the best step for `summary.json`, beside the `last` readings; None without a metric."""
+        """Return the best step for `summary.json` and the `last` readings; None without a metric."""
         if self.metric is None:
             return None
         return {**asdict(self), "last": read_score(self.metric, last)}
@@ -77,7 +77,7 @@ def read_score(metric: BestMetric, metrics: Mapping[str, Any]) -> float | None:
 
 
 def recall_best(run_dir: RunDir, metric: BestMetric | None) -> BestTracker:
-    """Return the best of the recorded steps whose checkpoints are complete."""
+    """Return the best recorded step with a complete checkpoint."""
     tracker = BestTracker(metric)
     if metric is None or not run_dir.metrics_jsonl.is_file():
         return tracker

@@ -12,8 +12,8 @@ from practicum.rollouts import SOURCES
 from practicum.run_dir.differences import Difference, find_changes, is_below
 
 HAS_STATE = (
-    "the checkpoint may hold its state, and the steps until now learned from it; "
-    "let a stage of a pipeline go on with another one"
+    "the checkpoint may hold its state, and earlier steps learned from it; "
+    "change it in a new stage of a pipeline"
 )
 MAY_CHANGE = re.compile(
     r"(optimizer|train|monitors|about|family|paper|claim|differs|formula|reduced|slot|base_dir|tracking"
@@ -21,34 +21,34 @@ MAY_CHANGE = re.compile(
     r"|backend\.(micro_batch_tokens|graph_mib|chunk_tokens|sampling_batch|decoding))(\..*)?"
     r"|(student|teacher|reference)\.(\S+\.)?(device|residency)"
 )
-"""The places of a recipe that may change. The last ones place the weights of a model."""
+"""The fields of a recipe that may change. The last alternatives place the weights of a model."""
 
 MUST_STAY = {
-    "rollout": "what the run holds of earlier rollouts was written so; start a new run",
-    "evaluation": "the student was measured so before training, and the gain compares the two; "
-    "once the run is finished, measure otherwise with practicum eval",
+    "rollout": "the run's earlier rollouts were written with this setting; start a new run",
+    "evaluation": "the student was measured with this setting before training, and the gain compares both "
+    "measurements; after the run, use practicum eval for other settings",
     "name": "it is the run's folder; rename the folder",
-    "seed": "the order of the prompts and every random stream come from it; start a new run",
+    "seed": "it determines the order of the prompts and every random stream; start a new run",
     "student": "the checkpoint holds the weights and moments of this student; start a new run",
     "backend": "the student's state is kept there; start a new run",
     "teacher": HAS_STATE,
     "reference": HAS_STATE,
     "scorers": HAS_STATE,
     "notes": HAS_STATE,
-    "objective": "losses and moments of two objectives cannot be told apart afterwards; "
-    "write a schedule for a number of it, or a stage of a pipeline for another one",
-    "task": "the order of the prompts and the held-out ones come from it; start a new run",
-    "prompt_tokens": "it decides which prompts there are; start a new run",
+    "objective": "losses and moments of two objectives would be mixed; "
+    "use a schedule to change a number, or a stage of a pipeline to change the objective",
+    "task": "it determines the order of the prompts and the held-out prompts; start a new run",
+    "prompt_tokens": "it selects the prompts; start a new run",
 }
-"""The sections of a recipe whose other places may not change, with the reasons."""
+"""The sections of a recipe with fields that may not change, with the reasons."""
 
 
 def split_changes(
     saved: Mapping[str, Any], current: Mapping[str, Any], allowed: Sequence[str]
 ) -> tuple[list[Difference], list[Difference]]:
-    """Return the changes of a recipe that `allowed` names, and those that it does not.
+    """Split the changes of a recipe into changes that `allowed` names and all further changes.
 
-    Raises RecipeError if `allowed` names no place of the recipe, or one that may not change.
+    Raises RecipeError if `allowed` names no field of the recipe, or a field that may not change.
     """
     problems = [problem for key in allowed if (problem := _find_problem(key, saved, current))]
     if problems:
@@ -73,7 +73,7 @@ def split_changes(
 def propose_flags(
     refused: Sequence[Difference], saved: Mapping[str, Any], prefix: str = ""
 ) -> list[str]:
-    """Return a line with the flags that allow those of the changes that may be allowed, if any.
+    """Return a line with flags for all changes that may be allowed; empty if there are no such changes.
 
     `prefix` begins the names of fields in a stage of a pipeline.
     """
@@ -81,7 +81,7 @@ def propose_flags(
     allowed = [f"{prefix}{place}" for place in places if _explain_refusal(place, saved) is None]
     if not allowed:
         return []
-    return [f"or let the run go on with the change: {spell_options(allow_changed=allowed)}"]
+    return [f"or resume the run with the change: {spell_options(allow_changed=allowed)}"]
 
 
 def _can_move(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
@@ -109,7 +109,7 @@ def _explain_refusal(place: str, saved: Mapping[str, Any]) -> str | None:
     if MAY_CHANGE.fullmatch(place):
         return None
     section = place.partition(".")[0]
-    return MUST_STAY.get(section, "it is no field that is known; start a new run")
+    return MUST_STAY.get(section, "it is an unknown field; start a new run")
 
 
 def _find_problem(key: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Find a checkpoint whose files all have the size and the SHA-256 sum of its manifest.
+"""Find a checkpoint with files that all match the sizes and SHA-256 sums of its manifest.
 
 The sums are needed because tensors with a flipped bit load without an error.
 """
@@ -58,8 +58,8 @@ def find_checkpoint(
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and a warning for each newer one that is damaged.
 
-    With `only_step`, only its checkpoint. None if there is none; CheckpointError if all are
-    damaged.
+    With `only_step`, only its checkpoint is considered. Returns None without a checkpoint; raises
+    CheckpointError if all are damaged.
     """
     reasons: list[tuple[Path, str]] = []
     for step, path in step_folders(run_dir.checkpoints):

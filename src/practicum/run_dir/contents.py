@@ -100,4 +100,4 @@ def _find_damage(path: Path, saved: JournalRecord) -> str | None:
     if good == count < saved.rows:
         return f"ends after line {count}, and the run had written {saved.rows} lines"
     lines = f"line {count} differs" if good + 1 >= count else f"lines {good + 1} to {count} differ"
-    return f"{lines} from what the run had written"
+    return f"{lines} from the lines that the run wrote"

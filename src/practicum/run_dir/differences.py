@@ -21,17 +21,17 @@ NOT_COMPARED = re.compile(
     r"|token_budget|canary_every|budget|prices(\..*)?)"
 )
 """Fields of a recipe that may differ between a run and its resume without changing what is
-computed. The last ones set the address of a teacher's server and how patiently it is asked. A
-backend names its own."""
+computed. The last fields set the address of a teacher's server, its timeouts and its limits. A
+backend names its own fields."""
 
 _ABSENT = object()
 
 
 def collect_versions(packages: Sequence[str] = ()) -> dict[str, str | int]:
-    """Return the versions and settings that a bit-exact resume depends on besides the recipe.
+    """Return the versions and settings that a bit-exact resume depends on, in addition to the recipe.
 
     For example `{"torch": "2.13.0", "threads": 2, ...}`. `packages` are further packages of this
-    run, such as the one of its verifier.
+    run, such as the verifier's package.
     """
     names = ("transformers", "safetensors", "practicum", *packages)
     return {
@@ -117,7 +117,7 @@ def is_below(place: str, field: str) -> bool:
 
 
 def list_changed_parts(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
-    """Return a line for each file or input besides the recipe that differs from the saved digest.
+    """Return a line for each file or input, except the recipe, that differs from its saved digest.
 
     For example `teacher/config.json changed`.
     """

@@ -38,10 +38,10 @@ DEEPEST = 100
 
 
 def to_json_number(number: float) -> float | None:
-    """Return a number that strict JSON can hold: NaN and the infinities become None.
+    """Return a number that strict JSON can represent: NaN and the infinities become None.
 
     Journals refuse numbers that are not finite, because other programs cannot read them. A caller
-    that expects one says so by calling this.
+    that expects such a number calls this function.
     """
     return number if math.isfinite(number) else None
 
@@ -91,12 +91,12 @@ def describe_mismatch(error: ValidationError) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace the JSON file at `path`; after a crash it holds the old value or the new one."""
+    """Replace the JSON file at `path`; after a crash it has either the old or the new content."""
     write_text(path, encode_json(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file at `path`: write and sync a temporary file beside it, then rename it."""
+    """Replace the file at `path`: write and sync a temporary file in its folder, then rename it."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         write_synced(temporary, text)
@@ -105,7 +105,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         raise build_resource_error(f"{path} cannot be written", error) from error
     finally:
-        # On a read-only disk this fails too, and the first error has the reason.
+        # On a read-only disk this also fails, and the first error has the reason.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 

@@ -71,7 +71,7 @@ class RunDir:
         self.pipeline_json = self.path / "pipeline.json"
         """The resolved pipeline, if the folder is a pipeline's."""
         self.stages = self.path / "stages"
-        """The folder of a pipeline's stages, each of which is a run."""
+        """The folder of a pipeline's stages; each stage is a run."""
         self.metrics_jsonl = self.path / "metrics.jsonl"
         """One row per step."""
         self.alarms_jsonl = self.path / "alarms.jsonl"
@@ -131,7 +131,7 @@ class RunDir:
 
     @classmethod
     def _find(cls, path: Path, kind: str, *, file: str, folder: str, advice: str) -> "RunDir":
-        """Find a folder that holds `file`; `folder` is the one of its steps or stages."""
+        """Find a folder that holds `file`; `folder` is its subfolder of steps or stages."""
         run_dir = cls(path)
         _check_folder(run_dir.path)
         _check_folder(run_dir.path / folder)
@@ -142,14 +142,14 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock that makes this the only process that writes the run.
+        """Hold the lock of the run, so that only this process writes it.
 
-        Raises ResourceError if another process holds it. A new folder in which an error left
-        nothing but the lock and models made from scratch is removed.
+        Raises ResourceError if another process holds it. A new folder is removed if an error left
+        only the lock and from-scratch models in it.
         """
         # The kernel holds the lock (flock) and releases it when the process ends, however it ends.
         # The file stays in the folder of a run: removing a locked file would let a third process
-        # lock a new one beside it.
+        # lock a new one next to it.
         path = self.path / "run.lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -183,7 +183,7 @@ class RunDir:
         except BlockingIOError:
             raise ResourceError(
                 f"{self.path} is in use by {_describe_lock_holder(descriptor)}; "
-                f"wait until it ends, or write {spell_options(out='another folder')}"
+                f"wait until it ends, or use {spell_options(out='another folder')}"
             ) from None
         # The process that held the lock before may have failed and removed its folder.
         if os.fstat(descriptor).st_nlink == 0:
@@ -198,13 +198,14 @@ class RunDir:
 
     def _remove_unused(self) -> None:
         """Remove the folder if this process made it and no run began in it."""
-        # A model made from scratch is made again from its seed; other files cost money or say why.
+        # A from-scratch model can be made again from its seed; all other files cost money or explain
+        # an error.
         has_begun = any(
             path.name != "run.lock" and not path.is_dir() and not path.is_relative_to(self.models)
             for path in self.path.rglob("*")
         )
         if self._is_made_here and not has_begun:
-            # What cannot be removed is left: the error that ended the run is the one to show.
+            # Ignore errors of the removal, so that the error that ended the run is shown.
             shutil.rmtree(self.path, ignore_errors=True)
 
     def has_begun(self) -> bool:
@@ -219,13 +220,13 @@ class RunDir:
         elsewhere = spell_options(out="another folder")
         if not self._overwrites:
             raise RecipeError(
-                f"{self.path} already holds a run; write {spell_options(resume=True)} to continue "
+                f"{self.path} already holds a run; use {spell_options(resume=True)} to continue "
                 f"it, {spell_options(overwrite=True)} to replace it, or {elsewhere}"
             )
         if not self._has_recipe():
             raise RecipeError(
                 f"{self.path} has neither a run's recipe.json nor a pipeline.json, so it may be no "
-                f"run and nothing of it is removed; remove it yourself, or write {elsewhere}"
+                f"run and nothing of it is removed; remove it yourself, or use {elsewhere}"
             )
 
     def _has_recipe(self) -> bool:
@@ -239,7 +240,7 @@ class RunDir:
         return False
 
     def clear(self) -> None:
-        """Remove the run in the folder, if there is one; ResourceError if a process writes it."""
+        """Remove the run in the folder, if any; raises ResourceError if a process writes it."""
         if self._has_recipe():
             with self.lock():
                 self._remove_run()
@@ -249,7 +250,8 @@ class RunDir:
 
         The caller holds the lock, so no process writes the run.
         """
-        # What names the folder a run goes last: if this is killed, the next call can go on.
+        # The files that mark the folder as a run are removed last: if this process is killed, the
+        # next call can finish the removal.
         for name in RUN_FILES:
             path = self.path / name
             if name not in reused and (path.is_symlink() or path.exists()):
@@ -273,9 +275,10 @@ def _create_folder(root: Path, name: str) -> None:
     except OSError as error:
         problem = f"{path.absolute()} cannot be made"
         if error.errno == errno.ENOENT:
-            # Every parent is made too, so the place allows no folders; none was moved or deleted.
+            # Missing parents are also created, so this error means that no folder may be created
+            # here.
             raise ResourceError(
-                f"{problem}: this place allows no new folder; write {spell_options(out='another folder')}"
+                f"{problem}: this place allows no new folder; use {spell_options(out='another folder')}"
             ) from error
         raise build_resource_error(problem, error) from error
     if path.resolve().parent != root.resolve():
@@ -294,13 +297,13 @@ def _check_name(name: str) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    """Refuse a file, or a link, whose target may belong to someone else."""
+    """Refuse a file, or a symbolic link: its target may belong to another user."""
     if path.is_symlink():
         raise RecipeError(f"{path} is a symbolic link; name the folder that it points to")
     if path.exists() and not path.is_dir():
         raise RecipeError(
             f"{path} is a file where a run needs a folder; "
-            f"write {spell_options(out='another folder')}"
+            f"use {spell_options(out='another folder')}"
         )
 
 

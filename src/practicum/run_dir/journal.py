@@ -25,7 +25,8 @@ class Journal:
 
     Opening an existing file cuts a line that a crash tore. If a row cannot be written, an
     `essential` journal raises ResourceError. Any other drops the row and counts it in `dropped`,
-    because losing a log is no reason to lose the training. Either way no half row stays. Non-ASCII
+    because losing a log is no reason to lose the training. In both cases, no partial row is left.
+    Non-ASCII
     text is escaped, so the file is safe to print anywhere.
     """
 
@@ -50,7 +51,7 @@ class Journal:
         self.append_line(encode_json(dict(row)).encode("ascii"))
 
     def append_line(self, text: bytes) -> None:
-        """Add a row that is written already, such as one of another program."""
+        """Add a row that is already encoded, such as a row of another program."""
         line = text + b"\n"
         try:
             _write_all(self._descriptor, line)

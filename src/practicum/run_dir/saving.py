@@ -1,4 +1,5 @@
-"""Save a checkpoint completely or not at all; nothing old goes before the new one is in place.
+"""Save a checkpoint completely or not at all; the old files are removed only after the new files
+are in place.
 
 A checkpoint is written into `step-N.tmp-PID`, every file synced, the manifest last, and then
 renamed to `step-N`. A process killed at any moment leaves either the old set of checkpoints or the
@@ -40,7 +41,7 @@ from practicum.run_dir.files import (
 from practicum.run_dir.folder import RunDir
 
 TAG = "TAG"
-"""The file with the reason to keep a checkpoint, whatever its age."""
+"""The file with the reason to keep a checkpoint of any age."""
 
 _MIB = 2**20
 # The bytes that a manifest and a file system's blocks may take beyond the tensors themselves.
@@ -72,7 +73,7 @@ def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
 
     Then remove all but the `keep` newest checkpoints: by default two, one to resume from and one to
     fall back to if the disk damages the first. A checkpoint with a `tag` (the reason to keep it) is
-    never removed and does not count; the same holds for step `kept_step`. `packages` are the
+    never removed and does not count; the same is true for step `kept_step`. `packages` are the
     packages of this run that practicum does not require; their versions are recorded. `journals` are
     the records of the run's journals.
     """
@@ -115,7 +116,7 @@ def check_space(run_dir: RunDir, size: int) -> None:
         raise ResourceError(
             f"a checkpoint of this run needs {(size + _SPARE_BYTES) / _MIB:.1f} MiB, "
             f"{free / _MIB:.1f} MiB free in {run_dir.path}; "
-            f"free space, or write {spell_options(out='a folder on another disk')}"
+            f"free space, or use {spell_options(out='a folder on another disk')}"
         )
 
 
@@ -167,7 +168,8 @@ def _put_in_place(temporary: Path, final: Path) -> None:
 
 
 def _prune(folder: Path, newest: Path, step: int, keep: int, kept_step: int | None) -> None:
-    """Remove all but the `keep` newest checkpoints up to `step`, and `kept_step`. Links stay."""
+    """Remove all but the `keep` newest checkpoints up to `step`, and `kept_step`. Links are
+    kept."""
     # A later step belongs to a history that this run left when it resumed from an earlier one, and
     # a folder without its manifest or with files of a wrong size can never be resumed from.
     try:

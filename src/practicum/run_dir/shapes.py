@@ -1,6 +1,6 @@
 """The shapes of a run's files, one per file, with every field that something reads.
 
-A file may hold more keys than its shape, at any level: `read_json` leaves them out. So a run that a
+A file may have more keys than its shape, at any level: `read_json` leaves them out. So a run that a
 later version wrote can be shown and resumed. A field without a default must be in the file.
 """
 

@@ -1,4 +1,4 @@
-"""Build the shape of a JSON file, and leave out what the shape does not have."""
+"""Build the shape of a JSON file, and drop keys that the shape does not have."""
 
 import dataclasses
 from functools import reduce

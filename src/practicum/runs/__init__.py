@@ -41,7 +41,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: the modules of this package are also used alone."""
+    """Import a public name on first use, because single modules of this package are also used."""
     if name in __all__:
         return getattr(importlib.import_module(_MODULES.get(name, "practicum.runs.launch")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Write a teacher's answers to the training prompts of a recipe as rows of text.
 
-A student of another vocabulary learns from them: the rows are those of the task `jsonl`, and
-`rollout.source: dataset` encodes them again with the student's tokenizer (SeqKD 1606.07947).
+A student with another vocabulary can learn from them: the rows have the format of the task `jsonl`,
+and `rollout.source: dataset` encodes them again with the student's tokenizer (SeqKD 1606.07947).
 """
 
 import logging
@@ -35,7 +35,7 @@ from practicum.types import Prompt, Sample, SamplingParams
 log = logging.getLogger(__name__)
 
 CHUNK = 64
-"""Answers that are sampled together and then written. A file that goes on begins at a chunk."""
+"""The number of answers that are sampled and written together. A resumed file starts at a chunk."""
 
 PREVIEW = 400
 """Characters of an answer that the progress line may show."""
@@ -58,11 +58,11 @@ def write_answers(
     temperature: float | None = None,
     console: Console | None = None,
 ) -> AnswersResult:
-    """Write `n` answers of the recipe's teacher to each training prompt, one row an answer.
+    """Write `n` answers of the recipe's teacher to each training prompt, one row per answer.
 
-    Without a `temperature`, the teacher answers at that of `rollout.source` or `rollout`. An
-    interrupted file goes on where it stopped. Raises CapabilityError if the teacher writes no
-    answers, and DataError if the file exists with answers of other settings.
+    Without a `temperature`, the teacher uses the temperature of `rollout.source` or `rollout`. An
+    interrupted file resumes where it stopped. Raises CapabilityError if the teacher writes no
+    answers, and DataError if the file exists with different settings.
     """
     _check_recipe(recipe)
     folders.prepare_folder(path.parent)
@@ -110,7 +110,7 @@ def _select_prompts(opened: OpenedTeacher, recipe: Recipe, params: SamplingParam
     ]
     if not prompts:
         raise DataError(
-            f"none of the {len(opened.prompts)} training prompts has at most {limit} tokens; raise "
+            f"all {len(opened.prompts)} training prompts have more than {limit} tokens; raise "
             "prompt_tokens, or lower rollout.max_new_tokens"
         )
     if len(prompts) < len(opened.prompts):
@@ -127,7 +127,8 @@ def _check_settings(
     n: int,
     prompts: Sequence[Prompt],
 ) -> None:
-    """Begin the file with what decides its answers, or go on with it; see `begin_file`."""
+    """Begin the file and store the settings that determine its answers, or resume it; see
+    `begin_file`."""
     settings = {
         "teacher": recipe.teacher.model_dump(mode="json"),
         "seed": recipe.seed,
@@ -157,8 +158,8 @@ def _append_answers(
     console.begin(len(keys), answers + 1)
     has_several = any(number > 0 for _, number in keys)
     try:
-        # Chunks always begin at the same answers: which others are sampled beside one changes it by
-        # rounding, and a file that went on must have the bytes of one that was never interrupted.
+        # Chunks always begin at the same answers. An answer depends, by rounding, on the rest of its
+        # batch, and a resumed file must have the same bytes as an uninterrupted one.
         for start in range(answers - answers % CHUNK, len(keys), CHUNK):
             began = monotonic()
             chunk = keys[start : start + CHUNK]
@@ -178,7 +179,7 @@ def _append_answers(
     except KeyboardInterrupt:
         raise Interrupted(
             signal.SIGINT,
-            f"stopped; what is in {journal.path} stays, and the same command goes on there",
+            f"stopped; the rows in {journal.path} are kept, and the same command resumes there",
         ) from None
 
 
@@ -194,7 +195,7 @@ def _sample(
     if samples is None:
         raise CapabilityError(
             "this teacher writes no answers to some of these prompts: a context that it asks for "
-            "is missing; take {missing: silent} away, or another teacher"
+            "is missing; remove {missing: silent}, or use another teacher"
         )
     return samples
 
@@ -226,5 +227,6 @@ def _build_rows(
 
 
 def _make_storable(text: str) -> str:
-    """Return a model's text without what no row may hold: NUL, and halves of surrogate pairs."""
+    """Return a model's text without characters that a row may not contain: NUL, and halves of
+    surrogate pairs."""
     return repair_text(text.replace("\x00", "\ufffd"))

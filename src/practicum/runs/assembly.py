@@ -92,7 +92,7 @@ class RunComponents:
     """Read the digests of the run's inputs by name, such as `student/config.json` or `heldout`."""
     skipped_prompts: list[Prompt]
     packages: list[str]
-    """The optional packages whose versions decide prompts and rewards."""
+    """The optional packages with versions that affect prompts and rewards."""
     scorers: list[ScorerInfo]
     """The scoring models other than the student: `teacher`, `teacher/math`, `reference`."""
     after_training: Sequence[Callable[[], None]]
@@ -114,8 +114,8 @@ class RunComponents:
         """Return the trainable weights by name; raises RecipeError if they are elsewhere."""
         if self.student.weights is None:
             raise RecipeError(
-                "this looks into the student's weights, which are in another process or at a "
-                "service; leave backend out for it"
+                "this needs the student's weights, which are in another process or at a service; "
+                "leave backend out"
             )
         return self.student.weights
 
@@ -149,7 +149,7 @@ def assemble_run(
 def assemble_on_paper(
     recipe: Recipe, models: Path, answer_tokens: int
 ) -> tuple[RunComponents, PaperBackend]:
-    """Assemble a dry run of weightless models whose completions all have `answer_tokens` tokens.
+    """Assemble a dry run of weightless models; every completion has `answer_tokens` tokens.
 
     Also returns its backend, which records the requests.
     """
@@ -157,8 +157,8 @@ def assemble_on_paper(
     build = vars(load_plugin("backends", recipe.backend.type)).get("build_on_paper")
     if build is None:
         raise CapabilityError(
-            f"plan: backend {recipe.backend.type!r} has no build_on_paper, so what it costs is not "
-            "known; leave backend out to plan it here"
+            f"plan: backend {recipe.backend.type!r} has no build_on_paper, so its cost is "
+            "unknown; leave backend out to plan the recipe here"
         )
     inputs = _prepare_inputs(recipe, models)
     paper = build(recipe.backend, inputs.backend_context, answer_tokens)
@@ -183,7 +183,7 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
 def build_step_settings(
     recipe: Recipe, schedule_state: ScheduleState, stop_ids: frozenset[int]
 ) -> StepSettings:
-    """Return the settings of all steps, whose schedules are resolved step by step."""
+    """Return the settings of all steps; schedules are resolved step by step."""
     return StepSettings(
         seed=recipe.seed,
         prompts_per_step=recipe.train.prompts_per_step,
@@ -196,7 +196,7 @@ def build_step_settings(
 
 
 def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPlan:
-    """Return the settings of a step from a recipe whose schedules are resolved."""
+    """Return the settings of a step from a recipe with resolved schedules."""
     return StepPlan(
         objective=recipe.objective,
         n=recipe.rollout.n,
@@ -240,7 +240,7 @@ def split_training_prompts(
     prompts, too_long = split_by_length(check_prompts(task.train_prompts()), student, recipe)
     if not prompts:
         raise DataError(
-            f"none of the {len(too_long)} training prompts fits: prompt_tokens is "
+            f"all {len(too_long)} training prompts are too long: prompt_tokens is "
             f"{recipe.prompt_tokens} and rollout.max_new_tokens {recipe.longest_answer}, in a "
             f"context of {student.context_length}"
         )
@@ -425,7 +425,7 @@ class _Assembly(TeacherServices):
         if role == "teacher" and config.type == "self":
             log.warning(
                 "the teacher is the student with the student's own prompt, so there is little to "
-                "learn; write {type: privileged, teacher: {type: self}, ...} to let it see more"
+                "learn; set {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
         context = TeacherContext(
             renderer=self.student.renderer,
@@ -449,7 +449,7 @@ class _Assembly(TeacherServices):
             ) from error
 
     def build_teacher(self, context: TeacherContext, config: Any) -> Teacher:
-        """Build a teacher; one without members has a line of its own in the ledger."""
+        """Build a teacher; a teacher without members gets a separate line in the ledger."""
         if not config.members():
             self.ledger.meter(context.path)
         return super().build_teacher(context, config)
@@ -481,7 +481,7 @@ class _Assembly(TeacherServices):
         is_reference = path.startswith("reference")
         if model.no_sampling_reason and self._needs_samples(is_reference):
             raise ModelError(
-                f"{model.no_sampling_reason}; as a teacher or reference it can score alone: write evaluation.teacher: "
+                f"{model.no_sampling_reason}; as a teacher or reference it can only score: set evaluation.teacher: "
                 "false and rollout.source: student"
             )
         self.identities.append(

@@ -21,7 +21,7 @@ from practicum.types import Prompt
 log = logging.getLogger(__name__)
 
 READING = {"columns", "strict", "max_rejected", "sandbox"}
-"""The settings of a task's rows that also hold for the rows of a benchmark."""
+"""The settings of a task's rows that also apply to the rows of a benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def fill_benchmark(
 ) -> dict[str, Any]:
     """Return the fields of `jsonl.Config` for the rows of a benchmark and one of its verifiers.
 
-    What a task says about its own rows also holds for these rows.
+    The task's settings for its own rows also apply to these rows.
     """
     fields: dict[str, Any] = {"path": path, "heldout": path, "verifier": verifier}
     if rows is None:
@@ -75,7 +75,8 @@ def read_benchmark(configs: Sequence[Config], path: Path) -> list[Prompt]:
 
 
 def check_gradings(gradings: Sequence[Grading], prompts: Sequence[Prompt], source: str) -> None:
-    """Raise DataError if a verifier lacks what it reads of all prompts; note a lack in some."""
+    """Raise DataError if a field that a verifier reads is missing from all prompts; note a lack in
+    some."""
     for grading in gradings:
         if grading.name in FUNCTIONS:
             lacking = sum(program_tests.FIELD not in prompt.privileged for prompt in prompts)

@@ -77,7 +77,7 @@ class SilentConsole:
 
 
 class PlainConsole:
-    """Plain lines without colours or cursor movement: at most one line a step."""
+    """Plain lines without colours or cursor movement: at most one line per step."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = _SafeStream(stream)
@@ -243,7 +243,7 @@ class LiveConsole:
 
     def close(self) -> None:
         """Stop redrawing and show the cursor again."""
-        # Without a step there is nothing that should stay on the screen.
+        # Without a step, no line needs to remain on the screen.
         self._live.transient = self._task is None
         self._live.stop()
 

@@ -67,7 +67,7 @@ COMPARED_WITH_TEACHER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ToolPrompts(Task):
-    """The tools of a run's task with other prompts, whose answers it does not reward."""
+    """The tools of a run's task with other prompts; their answers get no reward."""
 
     tools: Toolbox
     prompts: Sequence[Prompt] = ()
@@ -86,7 +86,7 @@ class ToolPrompts(Task):
         return self.prompts
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return None: the task knows nothing of the answer."""
+        """Return None: the task has no data about the answer."""
         return None
 
 
@@ -158,7 +158,7 @@ def _read_target(
         return None, load_recipe(recipe, overrides)
     elif rows is None:
         raise RecipeError(
-            f"{name} is not a run folder; to evaluate a model, say on which prompts: "
+            f"{name} is not a run folder; to evaluate a model, set the prompts: "
             f"{spell_options(rows='FILE')} or {spell_options(recipe='RECIPE')}"
         )
     else:
@@ -172,7 +172,7 @@ def _read_target(
 
 
 def _check_samples(recipe: Recipe, samples: int | None) -> None:
-    """Raise RecipeError if several answers per prompt are asked for and all would be equal."""
+    """Raise RecipeError if several answers per prompt are requested and all would be equal."""
     if samples is not None and samples > 1 and recipe.evaluation.temperature == 0:
         raise RecipeError(
             f"{spell_options(samples=samples)}: at temperature 0 all answers to a prompt are equal; "
@@ -204,7 +204,8 @@ def _read_right(recipe: Recipe) -> float:
 
 
 def _take_all(recipe: Recipe, count: int, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe that evaluates on all rows of a file, unless an override says on how many."""
+    """Return the recipe that evaluates on all rows of a file, unless an override sets their
+    number."""
     if any(text.startswith(("evaluation.prompts=", "evaluation=")) for text in overrides):
         return recipe
     evaluation = recipe.evaluation.model_copy(update={"prompts": count})

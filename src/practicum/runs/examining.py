@@ -1,4 +1,4 @@
-"""Evaluate a run's student before training, after it, and in between if the recipe says so."""
+"""Evaluate a run's student before training, after it, and in between if the recipe asks for it."""
 
 import logging
 from collections.abc import Mapping
@@ -49,13 +49,15 @@ class RunEvaluator:
     def evaluate_before(self, *, is_trained: bool) -> None:
         """Evaluate student and teacher once.
 
-        A resumed run, whose weights have changed, reads the saved evaluations instead.
+        The weights of a resumed run have changed, so it reads the saved evaluations instead.
         """
         path = self._run_dir.path / "before.json"
         if path.is_file():
             self._read_back()
         elif is_trained:
-            log.warning(f"{path} is gone, so there is nothing to compare the trained student with")
+            log.warning(
+                f"{path} is missing, so the trained student cannot be compared with the initial one"
+            )
         else:
             self._before = self._evaluate("before training")
             self._teacher = self._evaluate_teacher()
@@ -87,7 +89,7 @@ class RunEvaluator:
         if not self.is_due(step):
             return {}
         evaluation = self._evaluate(f"after step {step}")
-        # The budget pays for training alone, so the ledger forgets what this evaluation cost.
+        # The budget only pays for training, so the cost of this evaluation leaves the ledger.
         self._newest = evaluation, self._components.parts.ledger.take()
         if evaluation is None:
             return {}
@@ -155,7 +157,7 @@ def read_evaluations(path: Path) -> tuple[Evaluation | None, Evaluation | None, 
 
 def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Note]:
     """Return the notes that held-out answers get: none if no teacher shows one."""
-    # What a source shows the student is no part of an answer without it.
+    # Held-out answers are written without the source, so they do not get its notes.
     shown_note = recipe.rollout.source.note_shown
     separate = {name: note for name, note in notes.items() if name != shown_note}
     is_shown = any(config.shows(separate) for _, config in walk(recipe.teacher))

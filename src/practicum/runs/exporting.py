@@ -37,7 +37,9 @@ class Export:
                 f"{self.base!r}), {place})"
             )
             if Path(self.base).is_dir():
-                lines.append("the base model is a folder of this machine; others need it too")
+                lines.append(
+                    "the base model is a folder on this machine; users of the adapter also need it"
+                )
         return lines if self.address is None else [*lines, f"pushed to {self.address}"]
 
 

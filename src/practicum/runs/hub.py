@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 ADVICE = {
     401: "log in with `hf auth login`, or set HF_TOKEN to a token that is valid",
-    403: "the token may not write there: take one with write access to this name",
+    403: "the token may not write there: use a token with write access to this name",
     404: "there is no such user or organisation",
     429: "too many requests: try again later",
 }
@@ -67,7 +67,7 @@ def _report_problems(name: str) -> Iterator[None]:
         raise ResourceError(
             f"{name}: the hub's client is offline (HF_HUB_OFFLINE); unset it to push"
         ) from None
-    # The client's errors of connections are those of its HTTP library, another one by version.
+    # For a failed connection, the client raises errors of its HTTP library, which differs by version.
     except Exception as error:
         refusal = _find_refusal(error)
         if refusal is None:
@@ -82,7 +82,7 @@ def _report_problems(name: str) -> Iterator[None]:
 
 
 def _find_refusal(error: BaseException | None) -> "HfHubHTTPError | None":
-    """Return the hub's answer behind an error: the client wraps those of uploads in others."""
+    """Return the hub's answer behind an error: for uploads, the client wraps it in further errors."""
     from huggingface_hub.errors import HfHubHTTPError
 
     while error is not None and not isinstance(error, HfHubHTTPError):

@@ -19,7 +19,7 @@ DECODING = "decoding"
 """The name in an identity of the way in which a model decodes."""
 
 PROMPTING = {"template", "system", "thinking"}
-"""Settings of a model that decide how it reads a prompt."""
+"""Settings that determine how a model reads a prompt."""
 
 
 def digest_student(student: Student, *, is_local: bool) -> dict[str, str]:
@@ -50,7 +50,7 @@ def warn_of_equal_teacher(recipe: Recipe, identity: Mapping[str, str]) -> None:
     if teacher.model_dump(include=PROMPTING) == student.model_dump(include=PROMPTING):
         log.warning(
             "teacher and student are the same model with the same prompt, so there is nothing to "
-            "learn; name another teacher, or write {type: privileged, teacher: {type: self}, ...} "
+            "learn; name another teacher, or set {type: privileged, teacher: {type: self}, ...} "
             "to let it see more"
         )
 
@@ -86,7 +86,7 @@ def add_prefix(part: str, digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def digest_prompts(prompts: Sequence[Prompt]) -> str:
-    """Return the digest of prompts with all that decides what is asked and rewarded."""
+    """Return the digest of prompts with all settings that determine questions and rewards."""
     contents = json.dumps([_encode_prompt(prompt) for prompt in prompts])
     return hashlib.sha256(contents.encode()).hexdigest()
 

@@ -23,9 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def check_inputs(loaded: Recipe | Pipeline, source: str) -> None:
-    """Refuse what `refuse_missing_inputs` refuses, and note what else is odd about the inputs.
+    """Refuse missing inputs as `refuse_missing_inputs` does, and note further oddities of the
+    inputs.
 
-    Servers that have to be asked are named. Raises DataError for answers that cannot be imitated.
+    Servers that only the run contacts are named. Raises DataError for answers that cannot be
+    imitated.
     """
     refuse_missing_inputs(loaded, source)
     recipes = list_recipes(loaded).values()
@@ -38,7 +40,7 @@ def refuse_missing_inputs(loaded: Recipe | Pipeline, source: str) -> None:
     """Raise RecipeError with a line for each data file and model folder that cannot be used.
 
     Data files are read to the end. Of a model, its settings are read, its files counted, and its
-    tokens compared with the student's. Names on the hub and at services are not asked for.
+    tokens compared with the student's. Names on the hub and at services are not looked up.
     """
     problems = []
     for recipe in list_recipes(loaded).values():
@@ -46,7 +48,7 @@ def refuse_missing_inputs(loaded: Recipe | Pipeline, source: str) -> None:
         lines = list(_list_problems(recipe)) or find_contradictions(recipe)
         problems += [f"{source}: {line}" for line in lines]
     if problems:
-        # Stages share what they do not set themselves; each line is said once.
+        # Stages share the sections that they do not set, so each line is reported once.
         raise RecipeError(list(dict.fromkeys(problems)))
 
 
@@ -58,18 +60,18 @@ def list_recipes(loaded: Recipe | Pipeline) -> dict[str, Recipe]:
 
 
 def _list_places(recipe: Recipe) -> Iterator[str]:
-    """Yield a note for each server that only the run asks, and each device that is not here."""
+    """Yield a note for each server that only the run contacts, and each device that is not here."""
     for role, teacher in (("teacher", recipe.teacher), ("reference", recipe.reference)):
         for keys, config in walk(teacher) if teacher is not None else ():
             if isinstance(config, AddressConfig):
                 yield (
-                    f"{'.'.join((role, *keys))}: {config.url} is asked when the run starts, and not "
-                    f"here; practicum probe {config.url} asks it"
+                    f"{'.'.join((role, *keys))}: {config.url} is contacted when the run starts, not "
+                    f"here; check it with practicum probe {config.url}"
                 )
     for role, config in _list_models(recipe).items():
         if config.device == "cuda" and not torch.cuda.is_available():
             yield (
-                f"{role}.device: cuda, and this machine has no CUDA device; write {role}.device=auto "
+                f"{role}.device: cuda, and this machine has no CUDA device; set {role}.device=auto "
                 "to run it here"
             )
 
@@ -86,7 +88,7 @@ def _list_notes(recipe: Recipe) -> list[str]:
     is_dataset = recipe.task.type == "datasets"
     if not recipe.task.reads_files or (is_dataset and not has_student):
         return []
-    # The rows have been read once, and what there is to note of them is noted.
+    # The rows have been read once, and their notes were logged then.
     logging.disable(logging.INFO)
     try:
         task = build_task(recipe)

@@ -135,12 +135,12 @@ def run_in_folder(
                         return session.execute(allow_changed, resume=resume)
             except WorkerLost as loss:
                 losses += 1
-                # Without recipe.json nothing had begun, and there is nothing to go on with.
+                # Without recipe.json no step had begun, so there is no run to resume.
                 if losses > loss.restarts or not run_dir.recipe_json.is_file():
                     raise
                 log.warning(f"{loss}; going on by itself, {losses} of {loss.restarts} times")
             except TooFewGpus as lack:
-                # A run that begins is not made smaller than its recipe says.
+                # A new run is not made smaller than its recipe.
                 if not losses or not lack.overrides:
                     raise
                 log.warning(f"{lack.problem}; going on with {' '.join(lack.overrides)}")
@@ -178,7 +178,7 @@ def record_loss(folder: Path) -> Iterator[None]:
 def record_error(folder: Path, error: PracticumError) -> None:
     """Write the error that ended a run into its folder, if the run had begun."""
     if (folder / "recipe.json").is_file():
-        # What cannot be written is shown all the same.
+        # An error that cannot be written is still shown.
         with suppress(ResourceError, OSError):
             write_json(folder / ERROR_JSON, {"exit_code": error.exit_code, "error": str(error)})
 
@@ -201,7 +201,7 @@ def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool
     if allow_changed and not resume:
         option = spell_options(allow_changed=[allow_changed[0]])
         advice = f"add {spell_options(resume=True)}"
-        raise RecipeError(f"{option}: a run that begins has nothing to change; {advice}")
+        raise RecipeError(f"{option}: a new run has no earlier settings to change; {advice}")
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
@@ -232,9 +232,9 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     progress: bool = True,
     console: Console | None = None,
 ) -> RunResult:
-    """Run a recipe whose sections are given as in YAML; missing sections have their defaults.
+    """Run a recipe with sections as in YAML; missing sections have their defaults.
 
-    Without a `teacher`, the objective is one that asks none, such as `score(group_mean)`.
+    Without a `teacher`, the objective must not need one; an example is `score(group_mean)`.
 
     Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
     teacher={"type": "model", "model": "Qwen/Qwen3-8B"},
@@ -247,8 +247,9 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     verifier)`. Models and rows are copied once into `OUT/NAME.inputs` and never changed. A
     `teacher`, a `task` and a scorer may also be an object with the methods of `practicum.ports`, a
     scorer a function `(prompt, answer) -> float`, and the source of `rollout` a function `(prompt,
-    seed) -> str`: see docs/notebooks.md. Give the same objects to resume. What would pause a run
-    only warns, unless `monitors` names it. All further options belong to `run`. Raises RecipeError.
+    seed) -> str`: see docs/notebooks.md. Give the same objects to resume. Monitors that would pause
+    a run only warn, unless `monitors` names them. All further options belong to `run`. Raises
+    RecipeError.
     """
     sections = {
         "name": name,

@@ -23,7 +23,7 @@ def choose_name(out: Path, name: str) -> str:
         return name
     names = (name[: LONGEST_NAME - len(f"-{number}")] + f"-{number}" for number in count(2))
     chosen = next(chosen for chosen in names if not RunDir(out / chosen).has_begun())
-    log.info(f"{shorten_path(run_dir.path)} holds a finished run, so this one is {chosen}")
+    log.info(f"{shorten_path(run_dir.path)} holds a finished run, so the new run is {chosen}")
     return chosen
 
 
@@ -35,5 +35,5 @@ def explain_name(name: str, chosen: str) -> Iterator[None]:
     except PracticumError:
         if chosen != name:
             resume, rename = spell_options(resume=True), spell_options(overrides=[f"name={chosen}"])
-            log.info(f"the run's name is {chosen}; to resume it, write {resume} and {rename}")
+            log.info(f"the run's name is {chosen}; to resume it, use {resume} and {rename}")
         raise

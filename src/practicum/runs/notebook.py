@@ -40,7 +40,7 @@ class NotebookConsole(PlainConsole):
         _display({"text/html": markup, "text/plain": format_table(title, columns, rows)})
 
     def close(self) -> None:
-        """Leave the line as it is: the next run of the cell draws a line of its own."""
+        """Keep the current line; the next run of the cell draws a new line."""
         self._line = None
 
     def _draw(self, text: str, *, is_due: bool = False) -> None:

@@ -75,8 +75,9 @@ def sound_alarms(
     if worst is not None and worst.action == "stop":
         go_on = spell_options(resume=True, overrides=[f"monitors.{worst.id}=warn"])
         raise AlarmError(
-            f"stopped by {worst.describe()}; this step's weights are not kept, the newest "
-            f"checkpoint is from before: go on from it with {go_on}, or start again with the change"
+            f"stopped by {worst.describe()}; this step's weights are not saved; the newest "
+            f"checkpoint is from an earlier step: resume from it with {go_on}, or start again with the "
+            "change"
         )
 
 
@@ -89,7 +90,8 @@ class SaveCheckpoints:
     """Save checkpoints at regular and at best steps, when an alarm asks, and when the run ends.
 
     `save(step, tag)` writes a checkpoint; `saved` is the newest saved step. With `copy(step)`,
-    which copies the state and returns what writes it, regular checkpoints are written in another
+    which copies the state and returns a function that writes it, regular checkpoints are written in
+    another
     thread, one at a time. The step that becomes the `best` one is saved like a regular one.
     """
 
@@ -124,13 +126,13 @@ class SaveCheckpoints:
         is_best = self._best.update(step.number, step.metrics)
         is_regular = is_best or (self._every is not None and step.number % self._every == 0)
         is_last = self._ending.is_last(step.number) or self._ending.signal is not None
-        # What ends the run or is kept for ever is on the disk before anything else happens.
+        # A checkpoint that ends the run or is kept for ever is written before the run continues.
         if is_last or tag is not None or (is_regular and self._copy is None):
             self.save(step.number, tag)
         elif is_regular and self._copy is not None:
             self._settle()
             self._records.sync()
-            # The thread logs as this run, whose console belongs to the context.
+            # The thread runs in a copy of this context, so that it logs to the console of this run.
             write = partial(copy_context().run, self._copy(step.number))
             self._pending = step.number, self._writer.submit(write)
 
@@ -142,7 +144,7 @@ class SaveCheckpoints:
         self.saved = step
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written; log its error, for another one is known."""
+        """Wait for the checkpoint that is being written; log its error, because another error is raised."""
         try:
             self._settle()
         except PracticumError as error:
@@ -169,7 +171,7 @@ def leave_run(ending: Ending, step: FinishedStep) -> None:
     worst = find_worst_alarm(step.alarms)
     if worst is not None and worst.action == "pause" and worst.step < ending.steps:
         raise AlarmError(
-            f"paused by {worst.describe()}; the state is saved: look, then go on with "
+            f"paused by {worst.describe()}; the state is saved: check the run, then resume with "
             f"{spell_options(resume=True)}, or start again with the change"
         )
     if ending.signal is not None and not ending.is_last(step.number):

@@ -1,4 +1,5 @@
-"""Open what a recipe or a run folder names, each by itself: a backend, a task, a model, a run."""
+"""Open the parts that a recipe or a run folder names, one by one: a backend, a task, a model, a
+run."""
 
 import hashlib
 import logging
@@ -52,10 +53,10 @@ def is_launched(backend: Any) -> bool:
 
 
 def join_processes(backend: Any) -> AbstractContextManager[bool]:
-    """Meet the processes that were started for a run together, if its backend is made of such.
+    """Synchronize the processes that a launcher started for a run, if its backend uses a launcher.
 
-    The block is True in the process that runs the recipe. In the others it is entered, False, when
-    that run has ended well; if it fails, they end with its exit code.
+    The context value is True in the process that runs the recipe. All further processes enter the
+    block with False after that run has succeeded; if it fails, they end with its exit code.
     """
     if not is_launched(backend):
         return nullcontext(True)
@@ -136,9 +137,9 @@ def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
 
 
 def require_checkpoint(run_dir: RunDir) -> Checkpoint:
-    """Return the newest intact checkpoint, or the one of `RUN@best` or `RUN@STEP`.
+    """Return the newest intact checkpoint, or the checkpoint of `RUN@best` or `RUN@STEP`.
 
-    Raises CheckpointError if there is none.
+    Raises CheckpointError if it does not exist.
     """
     number = _find_best(run_dir) if run_dir.checkpoint == "best" else run_dir.checkpoint
     step = None if number is None else int(number)
@@ -160,8 +161,8 @@ def _find_best(run_dir: RunDir) -> int:
     metric = open_run(path)[1].train.metric_for_best_model
     if metric is None:
         raise CheckpointError(
-            f"{path}@best: the recipe sets no train.metric_for_best_model, so no step is the best; "
-            f"name a step as {path}@STEP, or write {path} for the newest"
+            f"{path}@best: the recipe sets no train.metric_for_best_model, so there is no best step; "
+            f"name a step as {path}@STEP, or use {path} for the newest"
         )
     tracker = folders.recall_best(run_dir, metric)
     # The last step of a run that ended early is evaluated too, and only the summary has its result.
@@ -171,7 +172,7 @@ def _find_best(run_dir: RunDir) -> int:
     if tracker.step is None:
         raise CheckpointError(
             f"{path}@best: no step was evaluated and saved yet with a finite {metric} and a sound "
-            f"student; write {path} for the newest checkpoint"
+            f"student; use {path} for the newest checkpoint"
         )
     return tracker.step
 
@@ -231,7 +232,7 @@ def find_origin(config: ModelConfig) -> ModelConfig:
 
 def resolve_stage(target: str) -> str:
     """Return the last started stage of a pipeline's folder; other targets are unchanged."""
-    # Names of stage folders begin with their numbers, so the last in order is the last begun.
+    # Names of stage folders begin with their numbers, so the last name is the newest stage.
     run_dir = RunDir(Path(target))
     stages = sorted(path.parent for path in run_dir.stages.glob("*/recipe.json"))
     if not stages:
@@ -284,11 +285,11 @@ def _export_newest(path: Path, config: ModelConfig) -> Path:
 
 
 def _check_origin(run_dir: RunDir, recipe: Recipe, student: Student) -> None:
-    """Raise CheckpointError if the run that a student started from has gone on since."""
+    """Raise CheckpointError if the run that a student started from has advanced since then."""
     saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN).get("identity", {})
     current = digest_student(student, is_local=True)
     if any(saved.get(name) != digest for name, digest in current.items()):
         raise CheckpointError(
-            f"{run_dir.path}: its student started from {recipe.student.model}, which has other "
-            "weights by now; the checkpoint does not belong to them"
+            f"{run_dir.path}: its student started from {recipe.student.model}, and "
+            "the weights there have changed; the checkpoint does not belong to them"
         )

@@ -70,9 +70,10 @@ def build_summary(
     end_reason: str | None,
     lost_rows: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the content of summary.json, without seconds; `end_reason` says why it ended early.
+    """Return the content of summary.json, without seconds; `end_reason` is the reason for an early
+    end.
 
-    `best` knows the steps that were evaluated during training. `lost_rows` counts the rows that
+    `best` tracks the steps that were evaluated during training. `lost_rows` counts the rows that
     could not be written, by the name of the journal.
     """
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
@@ -135,8 +136,9 @@ def build_scaling_record(
 ) -> dict[str, Any]:
     """Return the quantities of a scaling law of distillation (Busbridge et al. 2502.08606).
 
-    These are the parameters of student and teachers, the D supervised tokens, the rollouts and
-    their mean length T, and as the result held-out accuracy and reverse KL. Unknown ones are None.
+    The quantities are the parameters of student and teachers, the D supervised tokens, the rollouts
+    and their mean length T, and as results held-out accuracy and reverse KL. Unknown values are
+    None.
     """
     rollouts = sum(row["rollouts"] for row in rows)
     return {

@@ -124,13 +124,14 @@ def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _check_backends(pipeline: Pipeline) -> None:
-    """Raise RecipeError if a stage needs other processes than those a launcher started for all."""
+    """Raise RecipeError if a stage needs other processes than the launcher started for all
+    stages."""
     shared = pipeline.recipe.backend
     for name, recipe in pipeline.build_recipes().items():
         if recipe.backend != shared and (is_launched(shared) or is_launched(recipe.backend)):
             raise RecipeError(
-                f"{pipeline.recipe.name}: stages.{name}.backend: the processes of a launcher do all "
-                "stages; write one backend beside `stages`, and none in a stage"
+                f"{pipeline.recipe.name}: stages.{name}.backend: the processes of a launcher run all "
+                "stages; set one backend next to `stages`, and none in a stage"
             )
 
 
@@ -207,7 +208,7 @@ class _PipelineRun:
         return saved == current
 
     def _select_allowed(self, stage: str) -> list[str]:
-        """Return the fields that may change in a stage: those of all stages and its own."""
+        """Return the fields that may change in a stage: fields of all stages and of this stage."""
         prefix = f"stages.{stage}."
         return [
             key.removeprefix(prefix)

@@ -32,7 +32,7 @@ def check_before_run(
 ) -> None:
     """Refuse missing inputs, and warn of each setting that the doctor would not pass.
 
-    `source` is the file or the name that the recipe was read from, for the command that says more;
+    `source` is the file or the name that the recipe was read from, for the command that shows more;
     None for a recipe that was built in Python. Raises RecipeError for inputs that cannot be used.
     """
     name = (loaded.recipe if isinstance(loaded, Pipeline) else loaded).name
@@ -43,7 +43,7 @@ def check_before_run(
         else "practicum.doctor(recipe)"
     )
     # The doctor examines recipes, and a pipeline is several.
-    advice = "" if isinstance(loaded, Pipeline) else f"; {command} says more before the first step"
+    advice = "" if isinstance(loaded, Pipeline) else f"; {command} shows more before the first step"
     for warning in find_warnings(loaded):
         log.warning(make_printable(f"{warning}{advice}"))
 
@@ -51,7 +51,7 @@ def check_before_run(
 def find_warnings(loaded: Recipe | Pipeline) -> list[str]:
     """Return a sentence for each check that warns or fails, after the stage that it is about.
 
-    The checks are of memory and learning rate. What all stages share is said once.
+    The checks are of memory and learning rate. Notes about shared sections are logged once.
     """
     recipes = list_recipes(loaded)
     stages_by_warning = group_pairs(
@@ -115,8 +115,8 @@ def compare_with_table(recipe: Recipe) -> CheckOutcome | None:
     if rate <= high * usual:
         return None
     text = (
-        f"learning rate {rate:g} is {rate / usual:.0f} times that of the table of settings for "
-        f"this student: {choice.describe()}"
+        f"learning rate {rate:g} is {rate / usual:.0f} times the rate of the table of settings "
+        f"for this student: {choice.describe()}"
     )
     status = "fail" if rate > destructive * usual else "warn"
     return CheckOutcome(status, text, fix=(f"optimizer.learning_rate={usual:g}",))

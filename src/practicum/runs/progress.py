@@ -30,7 +30,7 @@ def open_console(*, as_json: bool = False, stream: TextIO | None = None) -> Cons
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         return LiveConsole(stream)
     if is_notebook():
-        # What a cell shows needs the report, which is slow to import.
+        # The output of a cell needs the report, which is slow to import.
         from practicum.runs.notebook import NotebookConsole
 
         return NotebookConsole(stream)

@@ -38,7 +38,7 @@ ROWS = ("path", "heldout")
 """The keys of a task that name a file of rows."""
 
 Replace = Callable[[str, Any], str]
-"""Return the path that stands for an object; the text is its key, such as `student`."""
+"""Return the path that represents an object; the text is its key, such as `student`."""
 
 
 def build_recipe(sections: Mapping[str, Any], folder: Path) -> Recipe:
@@ -70,7 +70,7 @@ def _write_objects(sections: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the sections with the path of a copy in `folder` in place of each object.
 
     A copy that is there already is not written again. Raises DataError if a row is no mapping or
-    holds what JSON cannot.
+    has a value that JSON cannot represent.
     """
 
     def write(key: str, candidate: Any) -> str:
@@ -119,7 +119,7 @@ def _replace_model(role: str, section: Any, replace: Replace) -> Any:
 
 
 def _replace_teacher(role: str, section: Any, replace: Replace) -> Any:
-    """Return the section of a teacher with the models of it and of those inside it replaced."""
+    """Replace the models in the section of a teacher and of the teachers inside it."""
     if not _is_section(section):
         section = (
             {"type": "model", "model": section}
@@ -183,10 +183,10 @@ def _check_model(role: str, candidate: Any) -> None:
             return
         case PreTrainedModel() | PeftModel():
             raise RecipeError(
-                f"{role}: a model object needs its tokenizer; write {role}=(model, tokenizer)"
+                f"{role}: a model object needs its tokenizer; pass {role}=(model, tokenizer)"
             )
     raise RecipeError(
-        f"{role}: an object of type {type(candidate).__name__} is no model; write a path, a hub name, a "
+        f"{role}: an object of type {type(candidate).__name__} is not a model; pass a path, a hub name, a "
         "mapping, or (model, tokenizer)"
     )
 
@@ -252,7 +252,7 @@ def _encode_row(key: str, count: int, row: Mapping[str, Any]) -> str:
 
 
 def _convert_number(number: object) -> int | float:
-    """Return a number of another library, such as numpy, as Python's."""
+    """Convert a number of another library, such as numpy, to a Python number."""
     match number:
         case numbers.Integral():
             return int(number)

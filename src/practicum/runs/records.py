@@ -1,4 +1,5 @@
-"""The journals of a run: rows of metrics, rollouts and alarms, and, in a file apart, of seconds."""
+"""The journals of a run: rows of metrics, rollouts and alarms, and, in a separate file, of
+seconds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,10 @@ from practicum.types import Rollout, StepResult, TokenRecord
 class RunJournals:
     """The journals of a run, written together.
 
-    Only `timings.jsonl` depends on the clock, so the other files are the same however often a run
-    is resumed. With `rollouts_required`, a run that cannot write its rollouts stops. With a
+    Only `timings.jsonl` depends on the clock, so all further files are the same no matter how often a
+    run is resumed. With `rollouts_required`, a run that cannot write its rollouts stops. With a
     `renderer`, `vocabulary.jsonl` gets each token as text when it first occurs. `checkpoint` is the
-    one that the run resumes from, if any.
+    checkpoint that the run resumes from, if any.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class RunJournals:
     def write(self, result: StepResult) -> None:
         """Append a row of metrics, a row of timings, and a row for each rollout."""
         metrics, timings = {}, {}
-        # Timings go to a file of their own, so that metrics.jsonl has the same bytes in every run.
+        # Timings go to a separate file, so that metrics.jsonl has the same bytes in every run.
         for name, number in result.metrics.items():
             if _is_nondeterministic(name):
                 timings[name] = number
@@ -126,7 +127,7 @@ def count_lost_rows(checkpoint: Checkpoint | None) -> dict[str, int]:
 
 
 def check_journals(run_dir: RunDir, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError unless the journals hold what they held at a checkpoint."""
+    """Raise CheckpointError unless the journals have the same rows as at a checkpoint."""
     for path in list_journals(run_dir):
         if path.name not in checkpoint.journals:
             raise CheckpointError(

@@ -18,16 +18,16 @@ from practicum.runs.opening import open_run
 log = logging.getLogger(__name__)
 
 STEPS = "train.steps"
-"""The number of steps, which may grow while nothing else depends on it."""
+"""The number of steps, which may grow if no other setting depends on it."""
 
 
 def check_changes(
     run_dir: RunDir, recipe: Recipe, allow_changed: Sequence[str]
 ) -> list[Difference]:
-    """Return the permitted changes of the recipe; raises RecipeError with each other change.
+    """Return the permitted changes of the recipe; raises RecipeError with all further changes.
 
     More steps are permitted without being named in `allow_changed` if nothing in the recipe depends
-    on the length of the run: the steps until now are then those of a longer run, too.
+    on the length of the run: a longer run would then have begun with the same steps.
     """
     saved_recipe = open_run(run_dir.path)[1]
     saved = resolve_recipe(saved_recipe)
@@ -75,14 +75,14 @@ def write_recipe(
 ) -> dict[str, str]:
     """Write the resolved recipe, the digests of its inputs, and the changes from step `first` on.
 
-    Returns the digests. Raises RecipeError if a digest differs from the one at the start of the run.
+    Returns the digests. Raises RecipeError if a digest differs from the digest at the start of the run.
     """
     earlier: list[dict[str, Any]] = []
     identity = components.identify()
     if run_dir.recipe_json.is_file():
         saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
         before, may_differ = saved.get("identity", {}), "backend.decoding" in allow_changed
-        # Other files decode otherwise, too; the files are the reason then.
+        # Changed files also change the decoding, so the files are compared first.
         _compare_files(run_dir, before, identity)
         changes = [*changes, *_compare_decoding(run_dir, before, identity, may_differ)]
         # Steps that are repeated from an earlier checkpoint run with the newer value.
@@ -136,7 +136,7 @@ def _is_decoding(name: str) -> bool:
 def _compare_decoding(
     run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str], may_differ: bool
 ) -> list[Difference]:
-    """Return the models that decode in another way than when the run began.
+    """Return the models that decode differently than when the run began.
 
     Raises RecipeError if they may not.
     """
@@ -150,8 +150,8 @@ def _compare_decoding(
         part = difference.field.rpartition("/")[0]
         raise RecipeError(
             f"{run_dir.path}: the {part} decoded by {difference.before} when the run began, and by "
-            f"{difference.after} here, so about one token in 10,000 would be another; go on where "
-            f"the run began, or accept it: {spell_options(allow_changed=['backend.decoding'])}; or "
+            f"{difference.after} here, so about one token in 10,000 would differ; resume where "
+            f"the run began, or accept the change: {spell_options(allow_changed=['backend.decoding'])}; or "
             f"{_advise_new()}"
         )
     return differences

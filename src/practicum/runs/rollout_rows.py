@@ -38,7 +38,7 @@ ROWS_TOGETHER = 8
 """The number of rollouts that the models read at once."""
 
 CHUNK = 64
-"""The number of tokens that are compared at once."""
+"""The number of tokens that are compared in one chunk."""
 
 TopTokens = list[list[tuple[str, float]]]
 """The top tokens at each position: text and log-probability, in order."""
@@ -137,7 +137,7 @@ def _compute_tops(
 
 
 def _restore_rollout(row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Rollout:
-    """Return the rollout of a row; one whose prompt the task no longer has gets its name only."""
+    """Return the rollout of a row; a prompt that the task no longer has is restored by name only."""
     fields = {name: row[name] for name in RolloutRow.model_fields if name in row}
     prompt = prompts.get(row["prompt"], Prompt(row["prompt"], ()))
     return replace(RolloutRow.model_validate(fields).to_rollout(prompt), reward=row["reward"])

@@ -21,8 +21,8 @@ def describe_texts(prompts: Sequence[Prompt], renderer: Renderer) -> list[str]:
     inside = sum(renderer.names_control(answer.content) for answer in answers)
     respelled = sum(not renderer.restores(prompt.messages) for prompt in prompts)
     counts = {
-        "stored prompts are rendered in other tokens than they had: the student's tokenizer, template "
-        "or system turn is another one": respelled,
+        "stored prompts are rendered to other tokens than before: the student's tokenizer, template "
+        "or system turn differs": respelled,
         "prompts name control tokens of the student, which stay text: a prompt that has a chat "
         "template's text already gets it twice; write only the texts of the turns": templated,
         "responses end with an end token as text, which is removed": ended,

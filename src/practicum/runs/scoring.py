@@ -49,7 +49,7 @@ class ScorerBuilder:
     """The parts of a run from which its scorers are built.
 
     `build_teacher(role, config)` builds a teacher inside a scorer. `identities` gets functions that
-    read the digests of what scorers load.
+    read the digests of the files that scorers load.
     """
 
     recipe: Recipe
@@ -88,7 +88,8 @@ class ScorerBuilder:
         return build_part("scorers", Scorer, config, context)
 
     def _load_scalar(self, role: str, config: StudentConfig | None) -> MeteredScalar:
-        """Load a model with one number a token; raises VocabularyError if its tokens are others."""
+        """Load a model with one number per token; raises VocabularyError if its tokens are
+        others."""
         model = resolve_model(config or self._describe_student(), self.recipe)
         loaded = self.backend.load_scalar(model, role)
         if loaded is None:

@@ -231,7 +231,7 @@ class Session:
         )
 
     def _find_synchronous_roles(self) -> list[str]:
-        """Return the roles that follow the student, so that the training thread must ask them."""
+        """Return the roles that follow the student; only the training thread may query them."""
         teachers = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
         followers = [
             role
@@ -260,7 +260,7 @@ class Session:
         folders.write_json(self.run_dir.summary_json, summary)
         self.tracker.finish(summary)
         write_report(self.run_dir.path)
-        # Two clocks, named apart: the report has the first, which goes on after a resume.
+        # Two clocks with different names: the report shows the first, which continues after a resume.
         training = format_duration(ending.spending.totals["seconds"])
         total = format_duration(monotonic() - self.started)
         times = {

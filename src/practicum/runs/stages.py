@@ -1,6 +1,6 @@
 """Read a file with `stages:` into a pipeline, and report all mistakes at once.
 
-All stages share the sections beside `stages`. A stage is a complete recipe: an ordinary run in its
+All stages share the sections next to `stages`. A stage is a complete recipe: an ordinary run in its
 own folder. Its final student is exported as a model folder for the stages after it.
 `practicum.runs.pipeline` runs a pipeline; reading one loads no model library.
 """
@@ -57,7 +57,7 @@ STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage: `start` names the stage whose student it starts from; `data` is its recipe.
+    """One stage: `start` names the stage that provides its initial student; `data` is its recipe.
 
     Models in `data` may be `{stage: NAME}`.
     """
@@ -78,7 +78,7 @@ class Stage:
         return parse_recipe(data, self.name)
 
     def resolve(self) -> dict[str, Any]:
-        """Return the stage with all defaults, as JSON data that may stand in a pipeline."""
+        """Return the stage with all defaults, as JSON data for a pipeline."""
         recipe = resolve_recipe(self.build_recipe(_insert_placeholder))
         del recipe["base_dir"], recipe["student"]["model"]
         models = {key: _restore_references(recipe[key]) for key in MODELS if key in recipe}
@@ -141,11 +141,13 @@ def parse_pipeline(
     entries = content["stages"]
     is_list = isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries)
     if not is_list or not entries:
-        raise RecipeError(f"{source}: stages: write a list of stages, each a mapping with a `name`")
+        raise RecipeError(
+            f"{source}: stages: must be a list of stages, each a mapping with a `name`"
+        )
     names = [str(entry.get("name")) for entry in entries]
     _check_overrides(overrides, names)
     general = [text for text in overrides if not text.startswith("stages.")]
-    # Stages share overrides, and what is to be said about one is said once.
+    # Stages share overrides, so each note about an override is logged once.
     notes: dict[str, None] = {}
     common = _apply_overrides(drop_keys(content, "stages"), general, notes)
     shared = drop_keys(common, *PIPELINE_KEYS)
@@ -153,7 +155,7 @@ def parse_pipeline(
         _build_stage(index, content, names, overrides, notes) for index in range(len(names))
     )
     # The pipeline's own recipe is checked as the first stage with the shared student and task, so
-    # mistakes in what no stage inherits are found too.
+    # mistakes in sections that no stage inherits are also found.
     first = drop_keys(stages[0].data, *PIPELINE_KEYS, "student")
     keys = ("student", "task", *PIPELINE_KEYS)
     recipe = {**first, **{key: common[key] for key in keys if key in common}}
@@ -161,14 +163,14 @@ def parse_pipeline(
         line for line in _list_problems(recipe) if _get_section(line) in (*PIPELINE_KEYS, "student")
     ]
     problems += [
-        f"{field}: the student that a pipeline starts from is that of no stage; name a model"
+        f"{field}: a pipeline cannot start from the student of a stage; name a model"
         for field, _ in _find_references("student", recipe.get("student"))
     ]
     for stage, entry in zip(stages, entries, strict=True):
         where = f"stages[{stage.number - 1}] ({stage.name})."
         problems += [where + line for line in _list_stage_problems(stage, entry, names)]
         for line in _list_problems({**stage.data, "name": "stage"}):
-            # A mistake in a shared section would come once for each stage; without the name of the
+            # A mistake in a shared section would be reported once per stage; without the name of the
             # stage these lines are the same, and only one of them is kept.
             is_shared = _is_shared(_get_section(line), stage, shared)
             problems.append(line if is_shared else where + line)
@@ -186,7 +188,7 @@ def parse_pipeline(
 def _turn_teacher_off(
     pipeline: Pipeline, source: str, switch: TeacherSwitch, *, has_name: bool
 ) -> Pipeline:
-    """Replace each stage that has a control by it; raises RecipeError if none has one."""
+    """Replace each stage with its control if it has one; raises RecipeError if no stage has one."""
     controls = {
         name: build_control(recipe, switch.unlikely)
         for name, recipe in pipeline.build_recipes().items()
@@ -216,7 +218,7 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
         name, _, key = path.partition(".")
         if first == "stages" and not key:
             raise RecipeError(
-                f"override {text!r} names no key of a stage; write for example "
+                f"override {text!r} names no key of a stage; use for example "
                 f"stages.{names[0]}.train.steps=4"
             )
         if first == "stages" and name not in names:
@@ -275,15 +277,15 @@ def _list_stage_problems(
     student, name = stage.data.get("student"), entry.get("name")
     if not isinstance(name, str) or not STAGE_NAME.fullmatch(name) or name == BASE:
         yield (
-            f"name: {name!r} cannot name a stage; write letters, digits, '_' and '-', "
+            f"name: {name!r} cannot name a stage; use letters, digits, '_' and '-', "
             "at most 60, not 'base'"
         )
     if stage.name in names[: stage.number - 1]:
-        yield f"name: an earlier stage has the name {stage.name!r} too; give each its own"
+        yield f"name: an earlier stage already has the name {stage.name!r}; names must be unique"
     if isinstance(student, Mapping) and student.get("model") != {"stage": stage.start}:
         yield (
-            "student.model: a stage's student is that of its `start`; write the model of the first "
-            "beside `stages`"
+            "student.model: `start` selects the student of a stage; set the first model in the "
+            "shared sections next to `stages`"
         )
     yield from _check_reference("start", stage.start, stage, names)
     for role in MODELS[1:]:
@@ -306,7 +308,7 @@ def _check_reference(field: str, name: str, stage: Stage, names: Sequence[str]) 
 
 
 def _is_shared(section: str, stage: Stage, shared: Mapping[str, Any]) -> bool:
-    """Return True if a stage has a section as it is shared, so that its mistakes are shared too."""
+    """Return True if a stage uses a shared section unchanged, so that its mistakes are also shared."""
     of_stage, of_pipeline = stage.data.get(section), shared.get(section)
     if section == "student":
         return drop_keys(of_stage or {}, "model") == drop_keys(of_pipeline or {}, "model")

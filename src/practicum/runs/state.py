@@ -31,7 +31,7 @@ def find_newest(run_dir: RunDir, recipe: Recipe) -> Checkpoint | None:
     if checkpoint is not None and checkpoint.step > recipe.train.steps:
         raise RecipeError(
             f"train.steps is {recipe.train.steps}, and {run_dir.path} has done {checkpoint.step} "
-            f"already; write at least {checkpoint.step}"
+            f"already; set at least {checkpoint.step}"
         )
     if checkpoint is not None:
         check_journals(run_dir, checkpoint)
@@ -74,11 +74,11 @@ def prepare_save(  # noqa: PLR0913  (the parts of a run's state)
     kept_step: int | None = None,
     is_copied: bool = False,
 ) -> Callable[[], None]:
-    """Return what writes the checkpoint of a step with the steps in flight.
+    """Return a function that writes the checkpoint of a step with the steps in flight.
 
     `tag` protects it from pruning, and the checkpoint of `kept_step` is not pruned either. With
     `is_copied` it is written from a copy of the state in this machine's memory, while the training
-    goes on.
+    continues.
     """
     tensors = collect_follower_states(components, runner.get_state)
     state = {"step": step, "schedules": components.schedule_state.save_state()}
@@ -123,11 +123,11 @@ def collect_follower_states(
 ) -> dict[str, Mapping[str, SavedTensor]]:
     """Return the tensors of teachers and scorers by role.
 
-    `newest(role)` is the state after the newest step of one that is asked ahead, else None.
+    `newest(role)` is the state after the newest step of a role that is queried ahead, else None.
     """
     states: dict[str, Mapping[str, SavedTensor]] = {}
     for role, follower in components.parts.followers.items():
-        # The state of a teacher that is asked ahead has moved on with the steps in flight.
+        # The state of a teacher that is queried ahead has advanced with the steps in flight.
         state = newest(role)
         tensors = follower.save_state() if state is None else state
         if tensors:

@@ -49,9 +49,10 @@ class OpenedTeacher:
 
 
 class TeacherLoader(TeacherServices):
-    """Opens a recipe's teacher alone; the student is loaded only if it is part of the teacher.
+    """Opens a recipe's teacher; the student is loaded only if it is part of the teacher.
 
-    The teacher `scores` the student's tokens, whose vocabulary must be its own, or else it writes.
+    If the teacher `scores` the student's tokens, both must have the same vocabulary. Otherwise the
+    teacher writes answers.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class TeacherLoader(TeacherServices):
             resolve_model(config, self.recipe), f"teacher-{len(self.renderers)}"
         )
         if model.no_sampling_reason and not self._scores:
-            raise CapabilityError(f"{model.no_sampling_reason}; take another teacher")
+            raise CapabilityError(f"{model.no_sampling_reason}; use another teacher")
         self.renderers.append(model.renderer)
         self.lengths.append(model.context_length)
         self.identity |= add_prefix(f"teacher{len(self.renderers)}", digest_model(model.source))

@@ -35,7 +35,7 @@ Conversations = Sequence[tuple[TracedAnswer, Rollout]]
 
 @dataclass(frozen=True, slots=True)
 class ScoredTraces:
-    """The conversations that a teacher scored, their sampled tokens, and its mean on these."""
+    """The conversations that a teacher scored, their sampled tokens, and their mean log-probability."""
 
     answers: int
     tokens: int
@@ -46,14 +46,14 @@ def score_traces(recipe: Recipe, path: Path) -> ScoredTraces:
     """Write the traces of `rollout.source` to `path` with the recipe's teacher in each message.
 
     Each message that the student sampled gets `reference_logprobs`: a number for each of its sampled
-    tokens. All else stays as it was. An interrupted file goes on where it stopped. Raises
+    tokens. Everything else is unchanged. An interrupted file resumes where it stopped. Raises
     RecipeError if the recipe learns from no traces, CapabilityError if its teacher gives no
     log-probabilities, and DataError if the file exists with other settings.
     """
     source = recipe.rollout.source
     if not isinstance(source, traces.Config):
         raise RecipeError(
-            "rollout.source has no traces to write into; write rollout.source: traces(FILE.jsonl)"
+            "rollout.source has no traces to write into; set rollout.source: traces(FILE.jsonl)"
         )
     file = Path(recipe.base_dir) / source.path
     prepare_folder(path.parent)
@@ -86,13 +86,13 @@ def _append_lines(
     opened: OpenedTeacher,
     teacher: str,
 ) -> None:
-    """Append the lines that the file lacks. Raises Interrupted at a SIGINT: what is written stays."""
+    """Append the missing lines to the file. Raises Interrupted at a SIGINT; written lines are kept."""
     count = len(read_lines(journal.path))
     try:
         with show_wait("scores of traces", len(lines)) as wait:
             for part, chunk in _split_lines(len(lines), pairs):
-                # Whole chunks, also where some of their lines are there: which others are scored
-                # beside a conversation changes its numbers by rounding.
+                # Score whole chunks, even if some of their lines exist: the scores of a conversation
+                # depend, by rounding, on the rest of its batch.
                 if part.stop > count:
                     scores = _score_chunk(chunk, opened, teacher)
                     for number in part:
@@ -104,12 +104,12 @@ def _append_lines(
     except KeyboardInterrupt:
         raise Interrupted(
             signal.SIGINT,
-            f"stopped; what is in {journal.path} stays, and the same command goes on there",
+            f"stopped; the rows in {journal.path} are kept, and the same command resumes there",
         ) from None
 
 
 def _split_lines(count: int, pairs: Conversations) -> Iterator[tuple[range, Conversations]]:
-    """Yield parts of the lines, each with its conversations: `CHUNK` of them or a few more."""
+    """Yield parts of the lines, each with its conversations: `CHUNK` conversations or a few more."""
     start, chunk = 0, []
     for line, group in groupby(pairs, key=lambda pair: pair[0].line):
         chunk += group
@@ -125,12 +125,12 @@ def _score_chunk(
     """Return the teacher's numbers by line and node."""
     scores: dict[int, dict[int, list[float]]] = {}
     signals = opened.teacher.score([rollout for _, rollout in chunk], Sampled()) if chunk else []
-    # A message that stands in several conversations has the same tokens before it in all.
+    # A message that is part of several conversations has the same preceding tokens in all of them.
     for (answer, _), scored in zip(chunk, signals, strict=True):
         if scored.logprobs is None:
             raise CapabilityError(
-                f"teacher {teacher!r} gives no log-probabilities of the student's tokens; take one "
-                "that does, such as {type: model, model: ...}"
+                f"teacher {teacher!r} gives no log-probabilities of the student's tokens; use a "
+                "teacher that does, such as {type: model, model: ...}"
             )
         by_node = split_by_node(answer, scored.logprobs.tolist())
         scores.setdefault(answer.line, {}).update(by_node)

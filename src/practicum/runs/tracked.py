@@ -18,7 +18,7 @@ from practicum.trackers import Tracker, TrackerContext
 log = logging.getLogger(__name__)
 
 SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credentials?|auth)$", re.IGNORECASE)
-"""The names of settings whose text is secret; numbers such as `prompt_tokens` are sent."""
+"""The names of settings with secret text; numbers such as `prompt_tokens` are sent."""
 
 UNSENT_KEYS = frozenset({"base_dir", "about", "claim", "differs", "reduced"})
 """Settings that are never sent: paths of this machine and long texts."""
@@ -84,7 +84,7 @@ class RunTracker:
             call(self._tracker)
         except ResourceError as error:
             log.warning(
-                f"{error}; the run goes on without tracking, and metrics.jsonl holds everything"
+                f"{error}; the run continues without tracking, and metrics.jsonl has all metrics"
             )
             self._tracker = None
 

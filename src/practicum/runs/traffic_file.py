@@ -1,4 +1,4 @@
-"""The traffic of users in a run's folder: written as they speak, read when the run goes on."""
+"""The user traffic in a run's folder: written as users send messages, read when the run resumes."""
 
 import shutil
 from contextlib import ExitStack, closing
@@ -20,7 +20,7 @@ def open_traffic(
 ) -> RunComponents:
     """Return the components with the run's traffic, if its source is users.
 
-    Nobody is served before the first step asks.
+    Requests of users are not served before the first step asks for rollouts.
     """
     source, task = recipe.rollout.source, components.parts.task
     if not isinstance(source, served.Config):
@@ -44,7 +44,7 @@ def open_traffic(
 
 
 def _copy(source: Path, path: Path) -> None:
-    # The run keeps what it learns from, so that it can go on whatever becomes of the other file.
+    # The run keeps a copy of its training data, so that it can resume if the original file changes.
     try:
         shutil.copyfile(source, path)
     except OSError as error:

@@ -51,8 +51,8 @@ class Training:
             raise WorkerLost(reason, loss.restarts) from loss
         except (TeacherError, VerifierError) as error:
             # A failure within a step comes before its update, so the weights are those after the
-            # last measured step, which can be saved. A step whose update ran but whose evaluation
-            # failed is repeated from the newest checkpoint.
+            # last measured step, which can be saved. If the update ran and the
+            # evaluation failed, the step is repeated from the newest checkpoint.
             self.saving.finish()
             can_save = self.saving.saved < measured_step == trained_step
             if can_save and self.runner.has_all_rollouts():
@@ -67,7 +67,7 @@ class Training:
             raise kind(reason) from error
 
     def _measure(self, result: StepResult) -> FinishedStep:
-        """Add the readings and those of an evaluation if one is due, and judge them."""
+        """Add the readings of the step and of an evaluation that is due, and judge them."""
         # An evaluation asks the teacher too, and only one thread at a time may use it.
         if self.evaluator.is_due(result.step):
             self.runner.wait_until_idle()

@@ -1,4 +1,4 @@
-"""The rollouts from before a step: recorded ones, those to replay, and answers that go on."""
+"""The rollouts from before a step: recorded rollouts, rollouts to replay, and unfinished answers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from practicum.types import Prompt, Rollout
 
 
 def open_segments(recipe: Recipe, task: Task) -> Segments | None:
-    """Return the answers that wait to go on, none yet; None if every answer ends in its step."""
+    """Return an empty store of unfinished answers; None if every answer ends in its step."""
     limit = recipe.rollout.segment_tokens
     if limit is not None and task.converses:
         raise CapabilityError(
-            "rollout.segment_tokens: a conversation does not go on in a later step; leave it out"
+            "rollout.segment_tokens: a conversation does not continue in a later step; leave it out"
         )
     return None if limit is None else Segments(limit)
 

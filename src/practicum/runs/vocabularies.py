@@ -22,7 +22,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def find_contradictions(recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each teacher that has another token than the student under an id of both.
+    """Yield a line for each teacher that has a different token than the student under a shared id.
 
     Models that are not on this machine yet are compared when they are loaded, and a tokenizer that
     cannot be read is refused there.

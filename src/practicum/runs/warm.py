@@ -24,7 +24,7 @@ from practicum.core.options import spell_options
 from practicum.errors import ResourceError
 
 IS_AVAILABLE = sys.platform == "linux"
-"""Libraries of other systems do not allow to fork a process that has loaded them."""
+"""On other systems, the libraries do not support forking a process that has loaded them."""
 
 SHARED_MODELS = "PRACTICUM_SHARED_MODELS"
 """The variable with the folder in which runs share the models that they make from scratch."""
@@ -48,7 +48,7 @@ class WarmRun:
         self._starter = starter
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while the run goes on."""
+        """Return the exit code, negative for a signal; None while the run continues."""
         return self._starter.read_code(self.pid, 0.0)
 
     def wait(self) -> int:
@@ -82,10 +82,10 @@ class WarmStarter:
         """The exit code of each process that it has started, None while it runs."""
 
     def open(self) -> None:
-        """Start the process if it does not run; it imports while the caller goes on."""
+        """Start the process if it does not run; it imports while the caller continues."""
         if self._process is None:
-            # -P: a file of the current folder must not replace a package. A session of its own:
-            # Ctrl-C of the terminal reaches the caller only, which stops the runs in order.
+            # -P: a file of the current folder must not replace a package. A separate session:
+            # Ctrl-C in the terminal only reaches the caller, which stops the runs in order.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "practicum.cli.warm"],
                 stdin=subprocess.PIPE,
@@ -99,7 +99,7 @@ class WarmStarter:
     def start(self, words: Sequence[str], log: Path) -> WarmRun:
         """Start `practicum WORDS` with its output in a file.
 
-        If the process has died, a new one takes its place; ResourceError if that dies, too.
+        If the process has died, a new process is started. Raises ResourceError if that also dies.
         """
         request = {"words": list(words), "log": str(log), "folder": os.getcwd()}
         for _ in range(2):
@@ -112,12 +112,12 @@ class WarmStarter:
                     self._codes[message["started"]] = None
                     return WarmRun(self, message["started"])
         raise ResourceError(
-            "the process that starts runs has died twice, perhaps for lack of memory; go on with "
+            "the process that starts runs has died twice, perhaps for lack of memory; resume with "
             f"{spell_options(resume=True, jobs=1)}"
         )
 
     def read_code(self, pid: int, seconds: float | None) -> int | None:
-        """Return the exit code of a run, after at most some seconds of waiting for news."""
+        """Return the exit code of a run, after waiting for at most some seconds."""
         if self._codes[pid] is None:
             self._read(seconds)
         return self._codes[pid]
@@ -157,7 +157,8 @@ class WarmStarter:
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to terminate this process when its parent dies, even if that is killed."""
+    """Ask the kernel to terminate this process when its parent dies, even if the parent is
+    killed."""
     if _LIBC is not None:
         _LIBC.prctl(DEATH_SIGNAL, signal.SIGTERM)
 
@@ -170,7 +171,7 @@ def serve() -> list[str]:
     )
     os.dup2(2, 1)
     import_all()
-    # The children share the pages of what is imported, so the collector leaves them alone.
+    # The children share the pages of imported modules, so the garbage collector must not touch them.
     gc.collect()
     gc.freeze()
     children: set[int] = set()
@@ -197,7 +198,7 @@ def serve() -> list[str]:
 
 
 def import_all() -> None:
-    """Import what every run imports; what runs of a recipe import besides is learned from the first."""
+    """Import the modules that every run imports; the first run of a recipe reports further modules."""
     import practicum.report
     import practicum.runs.launch
     import practicum.runs.pipeline  # noqa: F401
@@ -231,7 +232,7 @@ def _say(answers: BinaryIO, message: Mapping[str, Any]) -> None:
 
 
 def _begin(request: Mapping[str, Any], parent: int) -> None:
-    """Make a child what a new process would be: a session, no input, and its output in the log."""
+    """Make a child behave like a new process: a session, no input, and its output in the log."""
     os.setsid()
     end_with_parent()
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""Calls of tools that run in a process of their own, each with a deadline."""
+"""Calls of tools that run in a separate process, each with a deadline."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ LARGEST_RESULT = 1 << 20
 
 
 def call_process(process: VerifierProcess, arguments: Mapping[str, Any], seconds: float) -> str:
-    """Return the text that a tool's process answers to a call; ToolProblem if there is none.
+    """Return the text that a tool's process answers to a call; ToolProblem if the call fails.
 
     The process answers `{"result": ...}`, or `{"invalid": ...}` if it does not take the arguments.
     """
@@ -34,7 +34,7 @@ def call_process(process: VerifierProcess, arguments: Mapping[str, Any], seconds
             return result
         case {"invalid": str() as reason} if len(answer) == 1:
             raise ToolProblem("invalid", reason)
-    # A program can write to the process's answers itself: what it left running may end later.
+    # A program can write to the process's answers itself, and its children may still be running.
     process.close()
     reject("type", f"a tool's process answered {answer!r:.80}")
     raise ToolProblem("failed", "the tool answered with what is no result")

@@ -114,7 +114,7 @@ class VerifierProcess:
     def call(
         self, request: dict[str, Any], report: Callable[[str], None] = lambda reason: None
     ) -> float:
-        """Return the score, or that of a failure if the verifier is too slow or fails.
+        """Return the score, or the score of a failure if the verifier is too slow or fails.
 
         `report` gets the reason of a failure. VerifierError if the process does not start.
         """
@@ -261,7 +261,7 @@ def find_score_problem(score: Any, scores: tuple[float, float]) -> str | None:
 
 
 def score_failure(scores: tuple[float, float]) -> float:
-    """Return the score of a completion whose verifier failed: 0, or the end of the range next to it."""
+    """Return the score after a verifier failed: 0, or the end of the range closest to 0."""
     low, high = scores
     return min(max(0.0, low), high)
 

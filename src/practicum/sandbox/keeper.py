@@ -1,9 +1,9 @@
 """Keep a sandboxed process: start it within walls, end with it or with the run.
 
-The keeper is a program of its own with the standard library only, `python -I -S -c "..."`: see
+The keeper is a separate program that only uses the standard library, `python -I -S -c "..."`: see
 `practicum.sandbox`. A single thread starts the process, so that the kernel can end the process
-with its keeper. The walls go up between fork and exec, which the run itself cannot do safely with
-the threads of its mathematics.
+with its keeper. The walls are set up between fork and exec. The run itself cannot do this safely,
+because its numerical libraries have threads.
 """
 
 import contextlib

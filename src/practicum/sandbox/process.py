@@ -50,7 +50,7 @@ class Sandbox:
 
     limits: ProcessLimits = ProcessLimits()
     required: bool = True
-    """Refuse to start if a wall cannot stand; otherwise start within those that can."""
+    """True to refuse to start if a wall is unavailable; False to start within the available walls."""
     walls: bool = True
     """False for a program that is trusted: it has the files, network and environment of this
     process, and ends with the run all the same."""
@@ -67,7 +67,8 @@ class Sandbox:
 
         It can read the folders and files of `readable` in addition to Python's own.
 
-        Without walls, the variables join those of this process. Raise SandboxError if a required wall is missing.
+        Without walls, the variables are added to the environment of this process. Raise
+        SandboxError if a required wall is missing.
         """
         if self.required and self.walls:
             _refuse(missing())
@@ -100,7 +101,7 @@ class Sandbox:
             # Not in the arguments, which every user of the machine can read.
             env={} if self.walls else dict(os.environ),
             bufsize=0,
-            # Ctrl-C goes to the run alone, which still needs the process to finish its step.
+            # Ctrl-C only goes to the run, which still needs the process to finish its step.
             start_new_session=True,
         )
         os.close(lifeline)
@@ -144,7 +145,7 @@ class SandboxedProcess:
     def receive(self, seconds: float, largest: int) -> bytes:
         """Return the line that is due.
 
-        Raise NoLine if it is late, longer than `largest` bytes, or not alone.
+        Raise NoLine if the line is late, longer than `largest` bytes, or followed by more output.
         """
         until = time.monotonic() + seconds
         parts: list[bytes] = []

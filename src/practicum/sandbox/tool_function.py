@@ -22,7 +22,7 @@ def build_arguments(function: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ValueError(f"takes {parameter}, and a tool takes arguments by their names alone")
+            raise ValueError(f"takes {parameter}, and a tool only takes arguments by name")
         if name not in hints:
             raise ValueError(f"has no type for {name}; write {name}: str, for example")
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -36,7 +36,7 @@ def describe_function(function: Callable[..., Any], arguments: type[BaseModel]) 
     if not text:
         raise ValueError("has no docstring, which tells the model what it does; write one")
     parameters = arguments.model_json_schema()
-    # The titles repeat the names, and each token of a schema stands in every prompt.
+    # The titles repeat the names, and every prompt contains all tokens of a schema.
     parameters.pop("title")
     for member in parameters.get("properties", {}).values():
         member.pop("title", None)
@@ -44,7 +44,7 @@ def describe_function(function: Callable[..., Any], arguments: type[BaseModel]) 
 
 
 def write_result(result: Any) -> str:
-    """Return a function's result as text: a text as it is, anything else as JSON."""
+    """Return a function's result as text: a text unchanged, anything else as JSON."""
     text = result if isinstance(result, str) else json.dumps(result, default=str)
     return text[:LONGEST_RESULT]
 

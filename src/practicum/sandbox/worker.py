@@ -39,11 +39,11 @@ def serve(
     `describe` returns the line for an exception of `respond`. `prepare` loads what the first
     request would load, before the clock of that request runs.
     """
-    # The answers get a descriptor of their own, and standard output becomes standard error, so that
-    # nothing a verifier prints can pass for an answer.
+    # The answers get a separate descriptor, and standard output becomes standard error, so that
+    # nothing that a verifier prints can pass for an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # The first request raises the same error, and says it.
+    # The first request raises the same error and reports it.
     with contextlib.suppress(Exception):
         prepare()
     print(json.dumps({"ready": True}), file=answers, flush=True)

@@ -1,8 +1,8 @@
-"""An outcome reward model: the probability that a whole answer is right (Cobbe et al., 2110.14168).
+"""An outcome reward model: the probability that an answer is correct (Cobbe et al., 2110.14168).
 
-It learns by cross-entropy from the verifier's rewards of the answers to its own share of the
-prompts, and judges the answers to all others. The student never learns from a reward that the
-model was fitted to.
+It learns by cross-entropy from the verifier's rewards, using the answers to a fixed share of the
+prompts, and judges the answers to all other prompts. The student therefore never learns from a
+reward that the model was fitted to.
 """
 
 from collections.abc import Sequence
@@ -24,24 +24,24 @@ class Config(LearnedConfig):
         default=0.25,
         gt=0,
         lt=1,
-        description="share of the prompts that it learns from; it judges the others",
+        description="share of the prompts to learn from; it judges all other prompts",
     )
 
     @property
     def reads_verifier(self) -> bool:
-        """True: it learns to expect the verifier's reward."""
+        """True: it learns to predict the verifier's reward."""
         return True
 
 
 class OutcomeScorer(LearnedScorer):
-    """See the module; a judgement is a probability."""
+    """An outcome reward model, see the module documentation; a judgement is a probability."""
 
     def __init__(self, config: Config, context: ScorerContext) -> None:
         super().__init__(config, context)
         self._share = config.share
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
-        """Return the probability that each answer is right; None for its own prompts."""
+        """Return the probability that each answer is correct; None for prompts it learns from."""
         if self.is_warming_up:
             return [Judgement(None) for _ in rollouts]
         judged = [rollout for rollout in rollouts if not self._owns(rollout)]
@@ -49,7 +49,7 @@ class OutcomeScorer(LearnedScorer):
         return [Judgement(None if self._owns(rollout) else next(values)) for rollout in rollouts]
 
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Take a step on the cross-entropy of the verified answers to its own prompts."""
+        """Take a step on the cross-entropy of the verified answers to the prompts it learns from."""
         self.steps += 1
         fitted = [
             (rollout, rollout.reward)
@@ -70,5 +70,5 @@ class OutcomeScorer(LearnedScorer):
 
 
 def build(config: Config, context: ScorerContext) -> Scorer:
-    """Load the model, whose first judgements are all one half."""
+    """Load the model; before the first update all judgements are 0.5."""
     return OutcomeScorer(config, context)

@@ -1,7 +1,7 @@
-"""A critic: the reward that it expects at each token, and the advantages that follow (PPO, 1707.06347).
+"""A critic: the expected reward at each token and the resulting advantages (PPO, 1707.06347).
 
-A judgement has one advantage a token, by GAE (1506.02438) over the tokens that the student wrote;
-the reward comes with the last of them. The critic learns the returns, advantage plus value.
+A judgement has one advantage per token, by GAE (1506.02438) over the tokens that the student wrote;
+the last of these tokens gets the reward. The critic learns the returns, advantage plus value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,11 @@ class Config(LearnedConfig):
     type: Literal["value"] = "value"
     reward: str = Field(
         default=VERIFIER,
-        description="whose reward it learns to expect: `verifier`, or a scorer named before it",
+        description="source of the reward to predict: `verifier`, or a scorer listed before this one",
     )
-    gamma: float = Field(default=1.0, ge=0, le=1, description="discount of later rewards, a token")
+    gamma: float = Field(
+        default=1.0, ge=0, le=1, description="discount of later rewards, per token"
+    )
     gae_lambda: float = Field(
         default=0.95,
         ge=0,
@@ -38,30 +40,33 @@ class Config(LearnedConfig):
 
     normalize: bool = Field(
         default=False,
-        description="advantages minus their mean, over their spread, among all tokens of a step",
+        description="normalize the advantages over all tokens of a step to mean 0 and standard "
+        "deviation 1",
     )
     clip: float | None = Field(
         default=None,
         gt=0,
-        description="change of a value within a step beyond which the loss rewards no more of it; "
-        "none: no limit",
+        description="clip range of a value's change within a step, as in PPO; none: no limit",
     )
 
     @property
     def reads_verifier(self) -> bool:
-        """True if it learns to expect the verifier's reward."""
+        """True if the critic learns to predict the verifier's reward."""
         return self.reward == VERIFIER
 
 
 class ValueScorer(LearnedScorer):
-    """See the module; the value of a judgement is the reward expected after the prompt."""
+    """A critic, see the module documentation.
+
+    The value of a judgement is the expected reward after the prompt.
+    """
 
     def __init__(self, config: Config, context: ScorerContext) -> None:
         super().__init__(config, context)
         self._config = config
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
-        """Return the advantages of each answer's tokens; None where there is no reward."""
+        """Return the advantages of each answer's tokens; None for an answer without a reward."""
         if self.is_warming_up:
             return [Judgement(None) for _ in rollouts]
         values = [
@@ -121,7 +126,7 @@ class ValueScorer(LearnedScorer):
         return {"fitted": float(len(chosen)), "explained": explained.item(), **metrics}
 
     def _compute_advantages(self, values: Tensor, reward: float) -> Tensor:
-        # The verifier sees whole answers, so the last token alone earns something.
+        # The verifier rewards complete answers, so only the last token has a reward.
         rewards = torch.zeros_like(values)
         rewards[-1] = reward
         return generalized_advantages(
@@ -143,8 +148,8 @@ def compute_distance(
 ) -> Float[Tensor, ""]:
     """Return half the mean squared distance of the values to the returns.
 
-    With `clip`, the distance of a value is the larger one of its own and that of the value held
-    within `clip` of the one before the step, as in PPO's code.
+    With `clip`, each value is also clipped to within `clip` of its value before the step, and the
+    larger of the two squared distances counts, as in PPO's code.
     """
     distances = (values - returns).square()
     if clip is not None:
@@ -154,7 +159,7 @@ def compute_distance(
 
 
 def _normalize(advantages: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Return the advantages of all rows centred and over the spread of all of their tokens."""
+    """Normalize the advantages over the tokens of all rows."""
     numbers = torch.tensor(group_normalize(torch.cat(list(advantages.values())).tolist()))
     parts = numbers.split([len(row) for row in advantages.values()])
     return dict(zip(advantages, parts, strict=True))
@@ -169,16 +174,16 @@ def _judge(rollout: Rollout, values: Tensor, advantages: Tensor | None) -> Judge
 
 
 def read_text(rollout: Rollout) -> ScoreRequest:
-    """Return the text with one number before each of the rollout's tokens."""
+    """Return a request for one number before each of the rollout's tokens."""
     return ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist()))
 
 
 def build(config: Config, context: ScorerContext) -> Scorer:
-    """Load the model, whose first values are all 0: the first advantages are the reward."""
+    """Load the model; its initial values are 0, so the first advantages equal the reward."""
     names = (VERIFIER, *context.earlier)
     if config.reward not in names:
         raise RecipeError(
-            f"scorers.{context.name}.reward: no scorer {config.reward!r} comes before it; write "
-            f"{' or '.join(names)}"
+            f"scorers.{context.name}.reward: no scorer {config.reward!r} is listed before this one; "
+            f"set {' or '.join(names)}"
         )
     return ValueScorer(config, context)

@@ -239,9 +239,9 @@ class _Pages:
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 CHECKPOINT = "training_runs/{run}/checkpoints/{kind}/{name}"
-NO_PUBLISHING = "whoever may call this server reads all of its checkpoints, so there is nobody to publish one to"
+NO_PUBLISHING = "every client of this server can read all checkpoints, so publishing is not needed"
 NO_EXPORT = (
-    "weights are not saved elsewhere; use save_state, whose folder `practicum serve --out` names"
+    "weights are not saved elsewhere; use save_state, which writes to `practicum serve --out`"
 )
 UNSUPPORTED = {
     "save_weights_external": NO_EXPORT,

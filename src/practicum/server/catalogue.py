@@ -22,7 +22,7 @@ Reply = dict[str, Any]
 
 
 class Catalogue:
-    """The answers that need no model; `models` are those in training and belong to the service."""
+    """The answers that need no model; `models` are the service's models in training."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Catalogue:
         self._store.delete(_parse_address(run, kind, name))
 
     def set_lifetime(self, run: str, kind: str, name: str, seconds: int | None) -> None:
-        """Let a checkpoint expire after so many seconds, or stay for None."""
+        """Let a checkpoint expire after `seconds`; None keeps it."""
         self._store.set_lifetime(_parse_address(run, kind, name), seconds)
 
     def copy(self, path: str, run: str, lifetime: int | None) -> Reply:

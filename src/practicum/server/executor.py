@@ -41,8 +41,8 @@ Pausing = Generator[None, None, T]
 LANES = (2**4, 2**8, 2**12, 2**16)
 """The sizes up to which requests share a lane, in tokens to read and to write.
 
-Larger requests have the last lane. A request waits for those of its lane that came before it, which
-may be thousands, so what is wanted at once has a lane of its own.
+Larger requests have the last lane. A request waits for all earlier requests of its lane, which may
+be thousands, so urgent requests need a separate lane.
 """
 
 NO_TARGETS = TensorData(data=[], dtype="int64", shape=[0])
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PublishedWeights:
-    """Adapters in memory under a name; a snapshot never changes, those in flight are exchanged."""
+    """Adapters in memory under a name; a snapshot never changes, live weights are replaced."""
 
     name: str
     weights: Mapping[str, Tensor]
@@ -147,7 +147,7 @@ class _SamplePlan:
 
 
 class SamplingExecutor:
-    """Execute batches of sampling requests; used on the worker's thread alone."""
+    """Execute batches of sampling requests; used only on the worker's thread."""
 
     def __init__(self, shelf: ModelCache, store: Store, most_tokens: int) -> None:
         self._shelf = shelf
@@ -158,9 +158,10 @@ class SamplingExecutor:
         shelf.on_evict.append(self._drop_trees)
 
     def execute(self, items: Sequence[SampleItem]) -> Steps:
-        """Return one answer a request, in order, and yield where other work may run.
+        """Return one answer per request, in order, and yield where other work may run.
 
-        All requests sample from the same weights. A request that cannot be executed fails alone.
+        All requests sample from the same weights. A request that cannot be executed fails without
+        affecting the other requests.
         """
         start = time.monotonic()
         sampler = items[0].sampler
@@ -272,7 +273,7 @@ def _draw(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan]) -> P
 
 
 def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan]) -> Pausing[None]:
-    """Find the likeliest tokens at each sampled token, in a pass over prompt and completion."""
+    """Find the top k tokens at each sampled token, in one pass over prompt and completion."""
     scored: list[_SamplePlan] = []
     questions: list[PromptQuestion] = []
     for request in requests:
@@ -287,7 +288,7 @@ def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan
 
 
 def encode_failure(error: PracticumError | HttpRefusal) -> ResponseBody:
-    """Return the answer to a request that cannot be executed as it is."""
+    """Return the answer to a request that must change before it can be executed."""
     return _encode_refusal(" ".join(str(error).split()), "user")
 
 
@@ -427,7 +428,7 @@ def _read_targets(body: TensorData, count: int, vocabulary: int) -> Tensor:
         targets = torch.from_numpy(values).view(tuple(shape))
     else:
         raise DataError(
-            f"target_prompt_logprobs has {values.size} values, not those of the shape {shape}"
+            f"target_prompt_logprobs has {values.size} values, which do not fit the shape {shape}"
         )
     if targets.numel() and not -1 <= int(targets.min()) <= int(targets.max()) < vocabulary:
         raise DataError(

@@ -22,10 +22,10 @@ class ResponseBody:
 class Futures:
     """Requests by id.
 
-    Finished answers stay until newer ones need their place, so that a client whose connection
-    broke can fetch one again. More than `max_open` unfinished requests are refused with 429. Of a
-    finished request only the answer stays: its future holds two kilobytes of locks, and the
-    callbacks of all who waited for it.
+    Finished answers stay until newer answers need the space, so that a client can fetch an answer
+    again after a broken connection. More than `max_open` unfinished requests are refused with 429.
+    Only the answer of a finished request is kept: its future holds two kilobytes of locks, and the
+    callbacks of all waiting clients.
 
     Requests begin on the event loop and finish on the worker's thread; a lock guards what both
     change.
@@ -59,8 +59,8 @@ class Futures:
         if request_id in self:
             return
         with self._lock:
-            # Tidied here and not when a request finishes, so that its client can fetch an answer
-            # that alone is larger than `max_bytes`.
+            # Tidied here and not when a request finishes, so that its client can fetch even an
+            # answer that is larger than `max_bytes`.
             self._tidy()
             if len(self._open) >= self._max_open:
                 raise HttpRefusal(

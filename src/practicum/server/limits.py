@@ -23,8 +23,8 @@ class RequestLimits:
     def compute_json_bytes(self, context: int) -> int:
         """Return the largest JSON body: 64 tokens at each position of the longest text, and a MiB.
 
-        JSON is parsed in one go while everything else waits. Protobuf, whose tensors are bytes,
-        may have `body_bytes`.
+        JSON is parsed in one step while everything else waits. A protobuf body, with its tensors as
+        bytes, may have `body_bytes`.
         """
         return min(self.body_bytes, MIB + context * NUM_CANDIDATES * TOKEN_BYTES)
 

@@ -1,4 +1,4 @@
-"""Close HTTP connections whose request headers do not arrive in time."""
+"""Close HTTP connections when request headers do not arrive in time."""
 
 import asyncio
 

@@ -113,9 +113,9 @@ class OfSession(Body):
 
 
 class AdapterSettings(Body):
-    """The size and place of the adapters.
+    """The rank of the adapters and the modules that get adapters.
 
-    Adapters of the unembedding are not supported, whatever `train_unembed` is.
+    Adapters of the unembedding are not supported, even with `train_unembed`.
     """
 
     rank: int = Field(ge=1, le=1024)

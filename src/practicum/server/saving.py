@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelSaver:
-    """Load and save training models; used on the worker's thread alone.
+    """Load and save training models; used only on the worker's thread.
 
     `on_save` runs with the address of each checkpoint that was written.
     """
@@ -31,13 +31,13 @@ class ModelSaver:
         address = CheckpointAddress.read(path)
         if address.kind != "weights":
             raise DataError(
-                f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/"
+                f"{path} was saved for sampling; continue training from tinker://{address.run}/weights/"
             )
         checkpoint = self._store.load(path)
         state, base = checkpoint.state, self._shelf.get(model.spec.base)
         if state["base_sha256"] != self._shelf.compute_fingerprint(model.spec.base):
             raise CheckpointError(
-                f"{path} was trained over another model than the one that is now served as {model.spec.base}"
+                f"{path} was trained over another model than the model that is now served as {model.spec.base}"
             )
         spec = AdapterSpec.from_json(state["adapter"])
         if (spec.rank, spec.parts) != (model.spec.rank, model.spec.parts):

@@ -1,13 +1,13 @@
 """Turn requests into jobs on sessions, training models and samplers.
 
-Every method runs on the thread of the event loop and returns at once. What takes long is a job,
-whose answer is fetched by the id of its request. The id of a training request is the model's id
-with the client's number, so that a request sent twice is done once.
+Every method runs on the thread of the event loop and returns at once. Slow work is a job, and its
+answer is fetched by the id of its request. The id of a training request is the model's id with the
+client's number, so that a request sent twice is executed once.
 
-Jobs run on the worker's thread, one after another. They alone touch `_unnamed`, `_published` and
-the state of a `TrainingModel`. Of the tables they change `_samplers`, for snapshots, and remove a
-model whose creation failed from `_models`. Everything else in the tables changes on the event
-loop. Each change is one operation on a dict and so atomic.
+Jobs run on the worker's thread, one after another. Only jobs touch `_unnamed`, `_published` and the
+state of a `TrainingModel`. Jobs change two of the tables: they add snapshots to `_samplers`, and
+remove a model from `_models` if its creation failed. Everything else in the tables changes on the
+event loop. Each change is one operation on a dict and therefore atomic.
 """
 
 import logging
@@ -444,7 +444,7 @@ class Service:
         *,
         is_new: bool = False,
     ) -> Reply:
-        """Queue the work of a training request; a model whose creation fails is forgotten."""
+        """Queue the work of a training request; if creating a model fails, remove the model."""
 
         def run(items: object) -> list[ResponseBody]:
             try:

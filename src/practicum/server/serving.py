@@ -109,7 +109,7 @@ def serve(options: ServerOptions) -> None:
 
 
 def bound_memory() -> None:
-    """Bound the memory beside the models: compiled products, and heaps of many threads.
+    """Bound the memory in addition to the models: compiled products, and heaps of many threads.
 
     Call this before the first product. Neither bound changes a number. Without glibc there is no
     bound for heaps.

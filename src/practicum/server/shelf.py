@@ -16,13 +16,13 @@ from practicum.runs.opening import host_model
 
 MIB = 2**20
 DEFAULT_CONTEXT = 2**17
-"""The context length in tokens of a model whose configuration is not on this machine."""
+"""The assumed context length in tokens if a model's configuration is not on this machine."""
 
 log = logging.getLogger(__name__)
 
 
 class ModelCache:
-    """Models by the name under which they are served; used on the worker's thread alone.
+    """Models by the name under which they are served; used only on the worker's thread.
 
     `memory` bounds the bytes of all weights. Each callback of `on_evict` runs before a model is
     dropped.

@@ -103,9 +103,9 @@ class Store:
         self.set_lifetime(address, lifetime)
 
     def set_lifetime(self, address: CheckpointAddress, seconds: int | None) -> None:
-        """Let a checkpoint expire in so many seconds, or stay for None.
+        """Let a checkpoint expire after `seconds`; None keeps it.
 
-        Raise CheckpointError if there is none.
+        Raise CheckpointError if the checkpoint does not exist.
         """
         folder = self._find_folder(address)
         if seconds is None:

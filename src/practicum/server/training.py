@@ -52,7 +52,7 @@ class AdapterSpec:
 
 @dataclass(slots=True)
 class TrainingModel:
-    """One client's model; while its base is evicted, its state waits in memory of its own."""
+    """One client's model; while its base is evicted, its state is kept separately in memory."""
 
     id: str
     spec: AdapterSpec
@@ -154,13 +154,13 @@ def _check_datum(
     targets = datum.inputs["target_tokens"]
     if not 1 <= count <= context:
         raise DataError(f"{where}: it has {count} tokens, and the model reads 1 to {context}")
-    # Only cross_entropy takes several targets a token, for example those of a soft label.
+    # Only cross_entropy takes several targets per token, for example for soft labels.
     wide = loss.name == "cross_entropy"
     fits = targets.shape[:1] == (count,) and (targets.dim() == 1 or (wide and targets.dim() == 2))
     if targets.is_floating_point() or not fits:
         also = " or [N, K]" if wide else ""
         raise DataError(
-            f"{where}: target_tokens has the shape {list(targets.shape)}, not that of the {count} tokens{also}"
+            f"{where}: target_tokens has the shape {list(targets.shape)}, not [{count}]{also} for {count} tokens"
         )
     check_token_ids(datum.tokens, vocabulary, f"{where}: model_input")
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
@@ -173,9 +173,7 @@ def _check_datum(
                 f"{where}: {name} has the shape {list(inputs[name].shape)}, target_tokens {list(targets.shape)}"
             )
     if loss.whole_text and not inputs["sequence_ratio_mask"].any():
-        raise DataError(
-            f"{where}: sequence_ratio_mask marks no token; mark those that were sampled"
-        )
+        raise DataError(f"{where}: sequence_ratio_mask marks no token; mark the sampled tokens")
     columns = [inputs[name].float().view(count, -1) for name in loss.inputs]
     mask = inputs.get(MASK, torch.ones(())).float().expand(targets.shape).reshape(count, -1)
 

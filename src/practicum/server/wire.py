@@ -77,7 +77,7 @@ def read_train_request(body: bytes) -> TrainRequest:
         message.ParseFromString(body)
     except DecodeError as error:
         raise HttpRefusal(400, "the body is not a ForwardBackwardRequest") from error
-    # Newer clients also send texts as parameters, in a field of their own.
+    # Newer clients also send texts as parameters, in a separate field.
     parameters = {
         name: setting.text if setting.HasField("text") else setting.number
         for name, setting in message.loss_fn_config_v2.items()
@@ -174,7 +174,7 @@ def expand_csr(
 
 @dataclass(frozen=True, slots=True)
 class TopKTable:
-    """The k likeliest, or k drawn, tokens at each of N positions; rows of -1 are empty."""
+    """The top k, or k drawn, tokens at each of N positions; rows of -1 are empty."""
 
     ids: Int[Tensor, "N k"]
     logprobs: Float[Tensor, "N k"]

@@ -1,11 +1,11 @@
 """Run all work on the models on one thread: its queue, its batches and their turns.
 
-Jobs with the same key run as one batch. A batch waits for a moment, because its requests do not
-arrive at the same instant; a job without a key runs alone, in the order of arrival.
+Jobs with the same key run as one batch. A batch waits briefly, because its requests do not arrive
+at the same instant. A job without a key is not batched and runs in the order of arrival.
 
 Jobs with a lane run in steps. Each lane has at most one batch in progress, and the batches take
 turns of `TURN_SECONDS`. A lane holds jobs of similar size, so that no job waits for a far larger
-one.
+job.
 """
 
 import itertools
@@ -67,11 +67,11 @@ class _RunningBatch:
 
 
 class Worker:
-    """Run jobs on a thread of its own, in a copy of the context of its creation.
+    """Run jobs on a separate thread, in a copy of the context of its creation.
 
     `encode_error` turns an exception into an answer. `fits` returns True if a model can be loaded
-    beside those in use; a job whose model does not fit waits until nothing is in progress, and so
-    do all later jobs.
+    in addition to the models in use. If a job's model does not fit, the job and all later jobs wait
+    until nothing is in progress.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Worker:
         return job.future
 
     def close(self, timeout: float) -> bool:
-        """Cancel waiting jobs and those in steps, finish the current one, and stop the thread.
+        """Cancel waiting jobs and jobs in steps, finish the current job, and stop the thread.
 
         Return True if the thread has ended within `timeout` seconds.
         """
@@ -189,11 +189,11 @@ class Worker:
             return batch
 
     def _find_first(self) -> ModelJob | None:
-        """Return the job that has waited longest of those whose lane is free."""
+        """Return the job with the longest wait among the jobs with a free lane."""
         busy_lanes = {batch.jobs[0].lane for batch in self._running}
         for job in self._waiting:
-            # Evicting a model that a batch in progress reads is not possible. Jobs behind this one
-            # wait too, else a stream of small jobs could keep it from ever fitting.
+            # A model that a batch in progress reads cannot be evicted. Later jobs wait too, because
+            # otherwise a stream of small jobs could keep this model from ever fitting.
             if self._running and job.base is not None and not self._fits(job.base):
                 return None
             if job.lane is None or job.lane not in busy_lanes:

@@ -1,4 +1,4 @@
-"""Statistics of many answers to one prompt: accuracy, variety and calibration of the confidence."""
+"""Statistics of many answers to one prompt: accuracy, diversity and calibration of the confidence."""
 
 import difflib
 import math
@@ -25,7 +25,7 @@ def pass_at_k(count: int, right: int, k: int) -> float:
 def estimate_pass_rates(right: Sequence[Sequence[bool]], seed: int) -> dict[int, Interval]:
     """Return the mean of `pass_at_k` over prompts with its interval, by k = 1, 2, 4, ... and most.
 
-    `right` has the answers to each prompt; the largest k is the number of answers that each has.
+    `right` has the answers to each prompt; the largest k is the number of answers per prompt.
     """
     most = min(map(len, right))
     numbers = sorted({*(2**power for power in range(most.bit_length())), most})
@@ -36,7 +36,9 @@ def estimate_pass_rates(right: Sequence[Sequence[bool]], seed: int) -> dict[int,
 
 
 def distinct_ngrams(answers: Sequence[Sequence[int]], n: int) -> float | None:
-    """Return distinct n-grams over all n-grams, answers cut to the shortest; None without any."""
+    """Return distinct n-grams over all n-grams, with answers cut to the shortest length; None
+    without n-grams.
+    """
     shortest = min(map(len, answers), default=0)
     grams = [
         tuple(answer[start : start + n]) for answer in answers for start in range(shortest - n + 1)
@@ -58,7 +60,7 @@ def majority_agreement(answers: Sequence[object], right: Sequence[bool]) -> tupl
 def equal_share(answers: Sequence[Collection[object]]) -> float:
     """Return the share of prompts that got the answer that most prompts got.
 
-    `answers` has the answers to each prompt. A single prompt has nothing to agree with: 0.
+    `answers` has the answers to each prompt. For a single prompt it is 0.
     """
     if len(answers) < 2:
         return 0.0

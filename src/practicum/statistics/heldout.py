@@ -1,4 +1,6 @@
-"""The results on held-out prompts: answers, intervals and traces, and what two of them differ in."""
+"""The results on held-out prompts: answers, intervals and traces, and the differences between two
+results.
+"""
 
 import math
 from collections import Counter
@@ -18,7 +20,9 @@ Column = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A model's likeliest tokens at each of T positions: texts and probabilities, in order."""
+    """A model's most likely tokens at each of T positions: texts and probabilities, in descending
+    order.
+    """
 
     texts: list[list[str]]
     probabilities: list[list[float]]
@@ -165,9 +169,10 @@ def compute_confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[
     """Return for each prompt the confidence in [0, 1], and 1.0 if the answer is right, else 0.0.
 
     Prompts without a reward are left out. With several answers to every prompt, the confidence is
-    the share of the commonest answer, which is then right or wrong. With one answer, it is the
-    probability of the whole text under the model that wrote it. A calibrated model gets that right
-    if only one text is right; it says little about long answers.
+    the share of the most common answer, which is then right or wrong. With one answer, it is the
+    probability of the whole text under the model that wrote it. For a calibrated model, this
+    probability is the accuracy only if exactly one text is right; it is not informative for long
+    answers.
     """
     groups: dict[str, list[GradedCompletion]] = {}
     for answer in answers:

@@ -15,7 +15,9 @@ Z = 1.959964
 """Standard errors on either side of a mean in its 95 % interval."""
 
 ZERO_WIDTH = 1e-9
-"""An interval narrower than this has no width: all samples agree, and nothing is known of others."""
+"""An interval narrower than this counts as zero width: all samples agree, and the spread is
+unknown.
+"""
 
 POWER = 7.849
 """(1.960 + 0.842) squared: the factor of a two-sided test at 5 % with a power of 80 %."""
@@ -78,7 +80,7 @@ def cluster_bootstrap(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Inter
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The mean of a sample with its standard error, None if a single group gives no error."""
+    """The mean of a sample with its standard error, which is None for a single group."""
 
     mean: float
     se: float | None
@@ -100,8 +102,8 @@ class Estimate:
 def estimate_mean(columns: Sequence[Float[Tensor, " _"]], groups: Sequence[str]) -> Estimate | None:
     """Estimate the mean over all tokens of all answers; None without a token.
 
-    The standard error is that of a ratio of two sums over the groups (prompts): tokens of one
-    prompt are not independent.
+    The standard error is computed for a ratio of two sums over the groups (prompts), because tokens
+    of one prompt are not independent.
     """
     totals: dict[str, tuple[float, int]] = {}
     for column, group in zip(columns, groups, strict=True):
@@ -134,8 +136,8 @@ def wilson(successes: float, count: int) -> Interval:
 def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> Interval | None:
     """Return the ratio of two sums over the same prompts; None if the denominators sum to 0.
 
-    The interval is a bootstrap over the prompts. Resamples whose denominators sum to 0 are left
-    out, so check first that the mean of the denominators differs from 0.
+    The interval is a bootstrap over the prompts. Resamples with denominators that sum to 0 are left
+    out, so first check that the mean of the denominators differs from 0.
     """
     pairs = torch.tensor([numerators, denominators], dtype=torch.float64)
     above, below = pairs.sum(dim=1).tolist()
@@ -159,7 +161,7 @@ def minimum_detectable_difference(differences: Sequence[float]) -> float | None:
 def auroc(scores: Sequence[float], right: Sequence[bool]) -> Interval | None:
     """Return how often a right answer scores above a wrong one, ties counting half.
 
-    None unless both kinds occur. The interval is that of Hanley and McNeil (1982).
+    None unless both right and wrong answers occur. The interval follows Hanley and McNeil (1982).
     """
     above = _wins(scores, right)
     if above is None:
@@ -176,7 +178,7 @@ def clustered_auroc(
 ) -> Interval | None:
     """Return the area of `auroc` with an interval by bootstrap over groups of answers (prompts).
 
-    None unless both kinds occur. Resamples with answers of one kind only are left out.
+    None unless both right and wrong answers occur. Resamples with only one kind are left out.
     """
     group_index = {group: index for index, group in enumerate(dict.fromkeys(groups))}
     hit, above = torch.tensor(right, dtype=torch.bool), _wins(scores, right)
@@ -214,7 +216,8 @@ def _wins(scores: Sequence[float], right: Sequence[bool]) -> Float[Tensor, "g b"
 
 
 def rollouts_needed(first: float, second: float) -> int | None:
-    """Return how many answers of each model tell two accuracies apart; None if they are equal.
+    """Return the number of answers per model that distinguishes two accuracies; None if they are
+    equal.
 
     The test is two-sided at 5 % with a power of 80 %.
     """

@@ -1,8 +1,9 @@
-"""Differences between two sets of scores on the same prompts, with intervals that stay honest.
+"""Differences between two sets of scores on the same prompts, with intervals that remain valid for
+few prompts.
 
 A percentile bootstrap of equal differences has width zero: two prompts that both became right would
-give a gain of 1 for certain. Neither scipy nor statsmodels has a score interval of a paired
-difference, so Tango's is written here; `tests/statistics/test_paired.py` counts its coverage.
+give a gain of exactly 1. Neither scipy nor statsmodels has a score interval of a paired difference,
+so Tango's is written here; `tests/statistics/test_paired.py` counts its coverage.
 """
 
 import math
@@ -14,7 +15,7 @@ from practicum.statistics.intervals import Interval, Z, bootstrap, wilson
 from practicum.statistics.repeats import t_interval
 
 FEWEST_PROMPTS = 10
-"""Below this number of prompts, screens name the number instead of an interval."""
+"""Below this number of prompts, the number is shown instead of an interval."""
 
 HALVINGS = 60
 """Steps of the bisection for an end of Tango's interval: they reach the last bit of a float."""
@@ -39,8 +40,8 @@ def difference(first: Sequence[float], second: Sequence[float], seed: int) -> In
 def score_interval(wins: int, losses: int, count: int) -> Interval:
     """Return the paired difference of two proportions with its score interval (Tango 1998).
 
-    Of `count` pairs, `wins` are right in the first sample alone and `losses` in the second alone.
-    An end is the difference that a score test at 5 % only just rejects.
+    Of `count` pairs, `wins` are right only in the first sample and `losses` only in the second. The
+    ends are the differences at which a score test at 5 % begins to reject.
     """
     mean = (wins - losses) / count
     low = _find_end(wins, losses, count, (-1.0, mean), Z)
@@ -63,7 +64,7 @@ def mean_score(scores: Sequence[float], seed: int) -> Interval:
 def _find_end(
     wins: int, losses: int, count: int, between: tuple[float, float], target: float
 ) -> float:
-    """Return the difference at which the score statistic, which falls with it, is `target`."""
+    """Return the difference at which the score statistic, a decreasing function, is `target`."""
     low, high = between
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -76,8 +77,8 @@ def _find_end(
 
 def _compute_statistic(wins: int, losses: int, count: int, assumed: float) -> float:
     """Return Tango's score statistic of an assumed difference, equation 8 of Tango (1998)."""
-    # The likeliest share of losses under the assumed difference is the larger root of
-    # 2 n q^2 + linear q + constant.
+    # The maximum-likelihood share of losses under the assumed difference is the larger root of 2 n
+    # q^2 + linear q + constant.
     linear = (2 * count - wins + losses) * assumed - wins - losses
     constant = -losses * assumed * (1 - assumed)
     root = math.sqrt(max(linear * linear - 8 * count * constant, 0.0))

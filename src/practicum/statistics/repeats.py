@@ -1,4 +1,4 @@
-"""Tests on few repeats of an experiment: what their spread shows, and how many more are needed.
+"""Tests on few repeats of an experiment: significance, and the number of repeats that are needed.
 
 Student's distribution has a closed form for whole degrees of freedom (Abramowitz and Stegun 1964,
 26.7.3 and 26.7.4), so a paired test over seeds needs no other library.
@@ -29,8 +29,8 @@ def two_sided(t: float, freedom: int) -> float:
     """Return P(|T| >= t) of Student's distribution with a whole number of degrees of freedom."""
     angle = math.atan(abs(t) / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
-    # The series of powers of the cosine, each term from the one before: with the odd powers the
-    # sum of the angle, without a table or an incomplete beta function.
+    # The finite series in powers of the cosine, each term computed from the previous term. It needs
+    # no table and no incomplete beta function; for odd degrees of freedom the angle is added.
     odd = freedom % 2
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
     for power in range(1 + odd, freedom, 2):
@@ -76,12 +76,12 @@ def sign_flips(differences: Sequence[float], seed: int) -> float:
     """Return the two-sided p of paired differences with random signs (Fisher 1935).
 
     The test is exact for at most `EXACT` differences. Differences of zero are left out: their sign
-    changes nothing.
+    has no effect.
     """
     numbers = torch.tensor([value for value in differences if value != 0.0], dtype=torch.float64)
     if not len(numbers):
         return 1.0
-    # A hair below the observed sum: sums of the same numbers in another order may round lower.
+    # Slightly below the observed sum: sums of the same numbers in another order may round lower.
     threshold = numbers.sum().abs().item() * (1 - 1e-12)
     if len(numbers) <= EXACT:
         signs = torch.tensor(list(product((1.0, -1.0), repeat=len(numbers))), dtype=torch.float64)
@@ -97,12 +97,13 @@ def sign_flips(differences: Sequence[float], seed: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p values adjusted for their number (Holm 1979).
 
-    Calling every adjusted value below 5 % resolved has a 5 % risk of any mistake at all.
+    If every adjusted value below 5 % is called resolved, the probability of any false positive is 5
+    %.
     """
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
-        # An adjusted value may not fall below that of a smaller p value.
+        # An adjusted value may not fall below the adjusted value of a smaller p value.
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
@@ -146,7 +147,7 @@ def _enough(count: int, standardised: float, tests: int) -> bool:
 
 def _error(numbers: Float[Tensor, " n"]) -> float:
     """Return the standard error of the mean."""
-    # Equal numbers have none, but their mean rounds and would leave a tiny one.
+    # Equal numbers have zero error, but rounding of their mean would leave a tiny one.
     if bool((numbers == numbers[0]).all()):
         return 0.0
     return numbers.std().item() / math.sqrt(len(numbers))

@@ -14,7 +14,7 @@ LONGEST_PERIOD = 8
 """The longest loop that is searched for, in tokens."""
 
 FEWEST_ROUNDS = 3
-"""The fewest rounds of a loop whose tokens count as repeated."""
+"""The fewest rounds of a loop for its tokens to count as repeated."""
 
 
 LOOPED_TAIL, SHORTEST_LOOPED = 1_000, 8
@@ -22,10 +22,10 @@ LOOPED_TAIL, SHORTEST_LOOPED = 1_000, 8
 
 
 def is_looping(text: str) -> bool:
-    """Return True if over half of an answer's tail repeats what is before it.
+    """Return True if over half of an answer's tail repeats the text before it.
 
     The repeated parts are up to 8 characters or 8 words long. An answer shorter than 8 characters
-    is never a loop: a number such as 111 is none.
+    is never a loop: a number such as 111 is not a loop.
     """
     tail = text[-LOOPED_TAIL:]
     if len(tail) < SHORTEST_LOOPED:

@@ -25,8 +25,8 @@ def concentration(divergence: Float[Tensor, " T"], share: float = 0.5) -> float 
 def constant(logprobs: Float[Tensor, " T"]) -> float | None:
     """Return the log-probability that all tokens have in common; None if they differ.
 
-    A model's log-probabilities differ over eight tokens or more, except near 0: a model that is
-    certain is certain of each token.
+    A model's log-probabilities differ over eight tokens or more, except near 0: a certain model is
+    certain of each token.
     """
     if (
         len(logprobs) < MIN_CONSTANT_TOKENS

@@ -1,4 +1,4 @@
-"""Student and teacher turn by turn: their agreement, and what follows the first wrong turn."""
+"""Student and teacher turn by turn: their agreement before and after the first wrong turn."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ WRONG = 0.05
 class TurnAgreement:
     """One turn of the student under the teacher: means over its tokens, None if they are unknown.
 
-    A turn is wrong if the teacher would hardly have written one of its tokens, or if one of its
-    calls has no result.
+    A turn is wrong if the teacher finds one of its tokens very unlikely, or if one of its calls has
+    no result.
     """
 
     reverse_kl: float | None
@@ -28,7 +28,7 @@ def judge_turns(
     teacher_logprobs: Sequence[float | None],
     reverse_kl: Sequence[float | None],
 ) -> list[TurnAgreement]:
-    """Return the agreement in each of the student's turns; both columns have a number a token."""
+    """Return the agreement in each of the student's turns; both columns have one number per token."""
     judged, start = [], 0
     for turn in turns:
         end = start + turn.tokens
@@ -53,15 +53,16 @@ def judge_turns(
 def compare_turns(conversations: Sequence[Sequence[TurnAgreement]]) -> dict[str, float]:
     """Return how first and last turns differ, and how often a turn is wrong before and after another.
 
-    `wrong_before` is the share of wrong turns among those that follow right turns only, and
-    `wrong_after` among those that follow a wrong one. Conversations of one turn say nothing.
+    `wrong_before` is the share of wrong turns among turns that only follow right turns, and
+    `wrong_after` among turns that follow a wrong turn. Conversations of one turn are not counted.
     """
     longer = [turns for turns in conversations if len(turns) > 1]
     if not longer:
         return {}
     first_wrongs = [find_first_wrong(turns) for turns in longer]
     pairs = list(zip(longer, first_wrongs, strict=True))
-    # A conversation stops counting with its first wrong turn: later ones no longer follow right ones.
+    # A conversation stops counting with its first wrong turn: later turns no longer follow only
+    # right turns.
     exposed = sum(len(turns) if first is None else first + 1 for turns, first in pairs)
     later = [
         float(turn.is_wrong)
@@ -87,7 +88,7 @@ def find_first_wrong(turns: Sequence[TurnAgreement]) -> int | None:
 
 
 def _average(numbers: Sequence[float | None]) -> float | None:
-    """Return the mean of the numbers that are known, or None if there are none."""
+    """Return the mean of the known numbers, or None if all are unknown."""
     known_numbers = [number for number in numbers if number is not None]
     return sum(known_numbers) / len(known_numbers) if known_numbers else None
 
@@ -95,6 +96,6 @@ def _average(numbers: Sequence[float | None]) -> float | None:
 def reward_step(text: str, corrected: str, rejected: str) -> float:
     """Return the reward of a step that does not solve its task (SCoRe, arXiv 2509.14257).
 
-    It is 0.5 for the corrected step, 0 for the one that was rejected, and 0.1 for any other.
+    It is 0.5 for the corrected step, 0 for the rejected step, and 0.1 for any other step.
     """
     return {corrected.strip(): 0.5, rejected.strip(): 0.0}.get(text.strip(), 0.1)

@@ -1,8 +1,8 @@
-"""Work out an expression with a calculator: the built-in task with a tool, without a download.
+"""Compute an expression with a calculator: the built-in task with a tool, without a download.
 
 The expression `37*48` is more than a tiny model can do by itself. It calls the tool `calc` and
-copies the result. The task knows what to say, so the teacher `expert` can teach it without a model.
-Calls have the shortest form, `[calc(x="37*48")]`.
+copies the result. The task knows the right turns, so the teacher `expert` can teach it without a
+model. Calls have the shortest form, `[calc(x="37*48")]`.
 """
 
 import operator
@@ -55,8 +55,8 @@ class Config(TaskConfig):
     )
     tags: Tags | None = Field(
         default=None,
-        description='texts before and after an answer, as `["<", ">"]`; the reward reads what stands '
-        "in the last two, and all of a turn without them",
+        description='texts before and after an answer, as `["<", ">"]`; the reward reads the text '
+        "between the last two, or the whole turn if there are no tags",
     )
     sloppy: float = Field(
         default=0.0,
@@ -65,11 +65,15 @@ class Config(TaskConfig):
         description="with `tags`: share of the expert's answers that lack them or are stated twice, "
         "half each",
     )
-    turns: int = Field(default=4, ge=1, description="turns with calls, after which it ends")
-    bad_calls: int = Field(default=2, ge=1, description="calls without a result, likewise")
+    turns: int = Field(default=4, ge=1, description="turns with calls after which it ends")
+    bad_calls: int = Field(
+        default=2, ge=1, description="calls without a result after which it ends"
+    )
     train_size: int = Field(default=512, ge=1, description="expressions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
-    seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the expressions; none: the run's seed"
+    )
 
     @model_validator(mode="after")
     def _check_sizes(self) -> "Config":
@@ -88,7 +92,7 @@ class Config(TaskConfig):
 
 
 def compute(expression: str) -> int | None:
-    """Return the value of an expression of two numbers, or None if it is none."""
+    """Return the value of an expression of two numbers, or None for any other text."""
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         return None
@@ -109,11 +113,11 @@ class Calculator(ToolSession):
         return ToolUse((SCHEMA,), "pythonic")
 
     def open(self, prompt: Prompt, seed: int) -> "Calculator":
-        """Return the tool itself: it keeps nothing."""
+        """Return the tool itself: it has no state."""
         return self
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the value of the expression; ToolProblem if it is none."""
+        """Return the value of the expression; ToolProblem for any other text."""
         expression = arguments.get("x")
         value = compute(expression) if isinstance(expression, str) else None
         if value is None or len(arguments) > 1:
@@ -139,11 +143,11 @@ class Expressions(PromptSet):
 
     @property
     def letters(self) -> str:
-        """All of ASCII's: an observation may quote what the model wrote."""
+        """All printable ASCII letters: an observation may quote the model's text."""
         return printable.strip() + " "
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return 1 if the last turn states the value, in whatever form, else 0."""
+        """Return 1 if the last turn states the value, in any form, else 0."""
         answer = keep_answer(rollout)
         stated = [] if self.tags is None else find_tagged(answer.answer, self.tags)
         if stated:
@@ -166,7 +170,7 @@ class Expressions(PromptSet):
 
 
 def write_call(expression: str) -> str:
-    """Return the call that works an expression out."""
+    """Return the call that computes an expression."""
     return f'[{SCHEMA.name}(x="{expression}")]'
 
 

@@ -1,6 +1,6 @@
 """Prompts from Hugging Face datasets: a hub name, a folder of `save_to_disk`, or data files.
 
-The rows are those of the task `jsonl`, with the same columns and known forms.
+Rows have the same columns and known formats as in the task `jsonl`.
 """
 
 import re
@@ -44,7 +44,7 @@ class Config(RowsConfig):
     split: str = Field(default="train", description="the split to train on")
 
     def find_problems(self, base_dir: Path) -> list[str]:
-        """Return what is wrong with a dataset on this machine; the hub is not asked."""
+        """Return problems of a dataset on this machine; the hub is not asked."""
         problems = self.find_verifier_problems()
         if HUB_NAME.fullmatch(self.path) and not _find_local(self.path, base_dir):
             return problems
@@ -60,7 +60,7 @@ def build(config: Config, context: TaskContext) -> Task:
     splits = {"train": config.split, "heldout": config.heldout}
 
     def read_part(reader: PromptReader, part: str) -> list[Prompt]:
-        """Return the prompts of the split that is a part of the task."""
+        """Return the prompts of one split."""
         split = str(splits[part])
         source = f"{config.path}[{split}]"
         rows = _iterate(load_split(config, split, context.base_dir), source)
@@ -70,7 +70,7 @@ def build(config: Config, context: TaskContext) -> Task:
 
 
 def load_split(config: Config, split: str, base_dir: Path) -> Any:
-    """Return a split as a `datasets.Dataset`; DataError if there is none."""
+    """Return a split as a `datasets.Dataset`; DataError if it does not exist."""
     try:
         import datasets
     except ImportError as error:
@@ -82,7 +82,7 @@ def load_split(config: Config, split: str, base_dir: Path) -> Any:
     if place is None and not HUB_NAME.fullmatch(config.path):
         raise DataError(
             f"{base_dir / config.path}: no such folder or file, and {config.path!r} is no hub name "
-            "such as 'openai/gsm8k'; a path starts at the recipe's folder"
+            "such as 'openai/gsm8k'; paths are relative to the recipe's folder"
         )
     try:
         if place is None:
@@ -95,7 +95,8 @@ def load_split(config: Config, split: str, base_dir: Path) -> Any:
         return datasets.load_dataset(builder, data_files=str(place), split=split)
     except DataError:
         raise
-    # Foreign code: datasets raises errors of many kinds, also of the packages that it uses.
+    # Foreign code: datasets raises errors of many kinds, including errors of the packages that it
+    # uses.
     except Exception as error:
         reason = excerpt(str(error), most=LONGEST_REASON)
         raise DataError(
@@ -140,7 +141,7 @@ def _choose_builder(place: Path) -> str:
 
 
 def _iterate(dataset: Any, source: str) -> Iterator[Any]:
-    """Yield the rows as Arrow holds them: pictures and sounds are not decoded.
+    """Yield the rows as Arrow holds them: images and audio are not decoded.
 
     DataError if a batch of rows cannot be read, such as one with dates beyond Python's.
     """

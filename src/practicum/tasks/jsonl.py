@@ -1,8 +1,8 @@
 """Prompts from files of rows: JSON Lines, a JSON list, CSV, TSV or Parquet, chosen by the suffix.
 
-A row has `prompt` or `messages`, and may have `system`, `choices`, `id`, `answer`, `response` (a full
-worked answer), `reasoning_content`, `domain`, `teacher` and `privileged` (an object of texts for a
-teacher only). `columns` names these fields in files that call them otherwise; the forms in
+A row has `prompt` or `messages`, and may have `system`, `choices`, `id`, `answer`, `response` (a
+full worked answer), `reasoning_content`, `domain`, `teacher` and `privileged` (an object of texts
+for a teacher only). `columns` maps these fields to other column names; the forms in
 `practicum.rows.formats` are known. Rows that cannot be used are written to `rejected.jsonl` with
 their number and the reason.
 """
@@ -38,7 +38,7 @@ class Config(RowsConfig):
     )
 
     def find_problems(self, base_dir: Path) -> list[str]:
-        """Return what is wrong with the files and with the verifier, one line each."""
+        """Return problems of the files and of the verifier, one line each."""
         problems = self.find_verifier_problems()
         reader = PromptReader(self)
         for part, place in (("train", self.path), ("heldout", self.heldout)):
@@ -67,7 +67,7 @@ def build(config: Config, context: TaskContext) -> Task:
 
 
 def _list_files(place: Files | int | float, base_dir: Path) -> list[Path]:
-    """Return the files of a part of the task; none if it is chosen from the other part."""
+    """Return the files of a part of the task; none if its rows are chosen from the train part."""
     if isinstance(place, int | float):
         return []
     paths = place if isinstance(place, tuple) else (place,)

@@ -1,8 +1,8 @@
 """Invented memos to memorise, and short instructions that such training makes a model forget.
 
-No other text holds the memos, so all that a model knows of them comes from training on them. The
-letters of a reply show whether it follows an instruction, and a chat model of 135 million
-parameters follows most instructions.
+The memos occur in no other text, so a model only knows them from training on them. The letters of a
+reply show whether it follows an instruction, and a chat model of 135 million parameters follows
+most instructions.
 """
 
 import random
@@ -59,7 +59,7 @@ class Instruction:
 
 
 def _match_start(start: str) -> Callable[[str, str], bool]:
-    """Return the predicate of replies that begin with these words and go on after them."""
+    """Return the predicate of replies that begin with these words and continue after them."""
     return lambda reply, topic: re.match(re.escape(start) + r"\W", reply) is not None
 
 
@@ -125,7 +125,7 @@ class Config(TaskConfig):
     seed: int | None = Field(
         default=None,
         ge=0,
-        description="of the memos; none: the run's, which is always that of the topics",
+        description="seed of the memos; none: the run's seed, which always draws the topics",
     )
 
     @model_validator(mode="after")
@@ -142,11 +142,11 @@ class Config(TaskConfig):
 
 
 class Memos(Task):
-    """Seeded memos and instructions in turn, each a domain; see `practicum.ports.Task`.
+    """Seeded memos and instructions, alternating, each a domain; see `practicum.ports.Task`.
 
     The held-out memo prompts ask for the trained facts in other words: knowing a document means
-    knowing its content. The held-out instructions have topics of their own. The held-out prompts do
-    not depend on the domains that are trained on.
+    knowing its content. The held-out instructions use separate topics. The held-out prompts do not
+    depend on the trained domains.
     """
 
     def __init__(self, config: Config, seed: int) -> None:
@@ -192,9 +192,9 @@ class Memos(Task):
 
 
 def _draw_facts(count: int, seed: int) -> dict[str, str]:
-    """Draw the stock of each place; fewer memos have the first facts of more memos."""
+    """Draw the stock of each place; a smaller count gives a prefix of a larger one."""
     draw = random.Random(seed_of(seed, "memos"))
-    # All places are shuffled whatever the count, so that fewer memos are a prefix of more.
+    # All places are shuffled for every count, so that fewer memos are a prefix of more.
     places = draw.sample(PLACES, len(PLACES))[:count]
     return {
         place: f"{draw.randint(11, 99)} {draw.choice(CONTAINERS)} of {draw.choice(GOODS)}"

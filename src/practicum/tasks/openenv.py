@@ -1,7 +1,7 @@
-"""An environment behind a server of OpenEnv: each conversation is a session of its own.
+"""An environment behind an OpenEnv server, with one session per conversation.
 
 The first observation after a reset is the prompt. The student's turn is a field of each action, and
-a field of each observation answers it.
+a field of each observation is the reply.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ class Config(TaskConfig):
         pattern=r"^(http|ws)s?://[^\s@]+$",
         description="the server, as http://localhost:8000; without a password",
     )
-    action: str = Field(default="text", description="the field of an action for the turn's text")
+    action: str = Field(default="text", description="the action's field for the turn's text")
     observation: str = Field(default="text", description="the field of an observation to read")
     reset: dict[str, JsonValue] = Field(
-        default={}, description="more arguments of a reset, as `{split: train}`"
+        default={}, description="further arguments of a reset, as `{split: train}`"
     )
     reward: Literal["last", "sum"] = Field(
-        default="last", description="the reward of a conversation from those of its turns"
+        default="last", description="a conversation's reward: of its last turn, or of all turns"
     )
     reward_range: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="the least and largest reward of a conversation"
+        default=(0.0, 1.0), description="the smallest and largest reward of a conversation"
     )
     train_size: int = Field(default=64, ge=1, description="resets to train on, seeds from 0")
     heldout_size: int = Field(default=16, ge=0, description="resets with the seeds after these")
@@ -72,7 +72,7 @@ class _Answer(BaseModel):
 
 
 class ServerError(RuntimeError):
-    """The server refused a message, or its answer is none of the protocol."""
+    """The server refused a message, or its answer does not follow the protocol."""
 
 
 class SteppedEnvironment:
@@ -94,7 +94,7 @@ class SteppedEnvironment:
         self._rewards: list[float] = []
 
     def reset(self, seed: int) -> str:
-        """Begin anew with a seed, and return the first observation."""
+        """Reset the environment with a seed, and return the first observation."""
         self._rewards = []
         return self._read_text(
             self._ask("reset", {"index": seed, **self._config.reset, "seed": seed})
@@ -108,12 +108,12 @@ class SteppedEnvironment:
             self._rewards.append(reward)
         if answer.done:
             self._check_rewards()
-        # What the environment says at its end may be empty, and nobody answers it.
+        # The last observation may be empty, and no turn answers it.
         message = None if answer.done else Message("user", self._read_text(answer))
         return Observation(message, reward=reward)
 
     def _check_rewards(self) -> None:
-        """Raise ServerError if the conversation's reward is none that the recipe expects."""
+        """Raise ServerError if the conversation's reward is outside `reward_range`."""
         total, (low, high) = add_rewards(self._rewards, self._config), self._config.reward_range
         if not low <= total <= high:
             raise ServerError(
@@ -121,7 +121,7 @@ class SteppedEnvironment:
             )
 
     def close(self) -> None:
-        """End the session, whether or not the server still listens."""
+        """End the session, even if the server no longer listens."""
         with contextlib.suppress(OSError, import_module("websockets").ConnectionClosed):
             self._socket.send(json.dumps({"type": "close"}))
         self._open.close()
@@ -156,7 +156,7 @@ class SteppedEnvironment:
 
 
 class _ResumedEpisode(Episode):
-    """A session whose environment stands where a prompt left it; see `practicum.ports.Episode`."""
+    """A session with the environment reset to a prompt; see `practicum.ports.Episode`."""
 
     def __init__(self, config: Config, prompt: Prompt, seed: int) -> None:
         self._session = SteppedEnvironment(config)
@@ -193,17 +193,17 @@ class OpenEnv(Task):
         return self._prompts[self._config.train_size :]
 
     def open(self, prompt: Prompt, seed: int) -> _ResumedEpisode:
-        """Open a session at the prompt's environment.
+        """Open a session with the prompt's environment.
 
-        All conversations about a prompt meet the same environment, whatever `seed` is: their rewards
-        differ by their turns alone.
+        All conversations about a prompt have the same environment for every `seed`, so their rewards
+        differ only by their turns.
         """
         return _ResumedEpisode(self._config, prompt, self._seeds[prompt.id])
 
     def reward(self, rollout: Rollout) -> float | None:
         """Return the rewards of the turns as one number from 0 to 1; 0 if no turn has one.
 
-        A conversation that is cut off may stand outside `reward_range`: it has the nearer end of it.
+        The reward of a truncated conversation is clamped to `reward_range`.
         """
         rewards = [turn.reward for turn in rollout.turns if turn.reward is not None]
         if not rewards:
@@ -214,12 +214,12 @@ class OpenEnv(Task):
 
 
 def add_rewards(rewards: Sequence[float], config: Config) -> float:
-    """Return the reward of a conversation from those of its turns, as the server counts it."""
+    """Combine the rewards of a conversation's turns as `config.reward` says, in the server's scale."""
     return sum(rewards) if config.reward == "sum" or not rewards else rewards[-1]
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Ask the server for the prompts; DataError if it gives none."""
+    """Ask the server for the prompts; DataError if it returns none."""
     if importlib.util.find_spec("websockets") is None:
         raise DataError(
             "task: type openenv needs the package websockets; run: pip install 'practicum[openenv]'"

@@ -1,8 +1,7 @@
-"""The beginnings of an earlier run's conversations as prompts, with what its notes say: no environment (OEL 2603.16856).
+"""Prompts from the prefixes of an earlier run's conversations, without an environment (OEL 2603.16856).
 
-Each turn of the student that the file has is a prompt: the conversation before it, in the tokens
-that were stored. What the run noted stands in the privileged field `experience`, for a teacher that
-reads it.
+Each student turn in the file gives one prompt: the conversation before the turn, in the stored
+tokens. The run's notes are in the privileged field `experience`, for a teacher that reads it.
 """
 
 import json
@@ -45,7 +44,7 @@ class _PlayedTurn(BaseModel):
 
 
 class _PlayedRow(BaseModel):
-    # A row has more columns, which nobody reads here.
+    # A row has more columns, which are not read here.
     prompt: str
     prompt_tokens: list[TokenId] = []
     tokens: list[TokenId] = []
@@ -54,13 +53,13 @@ class _PlayedRow(BaseModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "_PlayedRow":
-        # An answer that was no conversation has no turns; rows of other programs may have no tokens.
+        # An answer outside a conversation has no turns; rows of other programs may have no tokens.
         if self.turns and self.tokens and sum(t.tokens for t in self.turns) != len(self.tokens):
-            raise ValueError("the tokens of its turns are not those of the row")
+            raise ValueError("the token counts of its turns do not add up to the row's tokens")
         return self
 
     def list_turns(self) -> list[Turn]:
-        """Return the turns; an answer that was no conversation is one of the student's."""
+        """Return the turns; an answer outside a conversation is one student turn."""
         turns = [Turn(turn.role, turn.tokens, turn.text) for turn in self.turns]
         return turns or [Turn("assistant", len(self.tokens), "")]
 
@@ -73,13 +72,13 @@ class Config(TaskConfig):
         description="the stage that played, as `{model: {stage: NAME}}`, or the folder of a run"
     )
     task: Plugin("tasks", TaskConfig) = Field(  # type: ignore[valid-type]
-        description="the task that it played, whose prompts its rows name"
+        description="the task that the run played; its prompts are named in the rows"
     )
     note: str | None = Field(
-        default=None, description="the note whose texts are the privileged field `experience`"
+        default=None, description="the note for the privileged field `experience`"
     )
     keep: int | None = Field(
-        default=None, ge=1, description="its newest different texts to keep; none: all"
+        default=None, ge=1, description="number of its newest distinct texts to keep; none: all"
     )
     scope: Literal["run", "prompt"] = Field(
         default="run", description="the texts of all conversations, or of the same prompt only"
@@ -87,7 +86,7 @@ class Config(TaskConfig):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Read the rows; DataError with the number of one that is no rollout of the task."""
+    """Read the rows; DataError with the number of a row that is not a rollout of the task."""
     played = build_part("tasks", Task, config.task, context)
     by_id = {prompt.id: prompt for prompt in check_prompts(played.train_prompts())}
     path = _find_rows(context.base_dir / Path(config.run.model).expanduser())
@@ -108,7 +107,7 @@ def build(config: Config, context: TaskContext) -> Task:
         experience = experiences[row.prompt if config.scope == "prompt" else ""]
         opening = by_id[row.prompt]
         for prompt in _list_beginnings(opening, row, experience):
-            # Equal beginnings are one prompt, whoever played them.
+            # Equal prefixes are one prompt, even from different conversations.
             spelling = tuple(turn.tokens for turn in prompt.messages[len(opening.messages) :])
             same = spellings.setdefault(prompt.id, set())
             if spelling not in same:
@@ -118,7 +117,7 @@ def build(config: Config, context: TaskContext) -> Task:
     if not train:
         raise DataError(f"{path}: no rows; give the rollouts.jsonl of a run that has ended")
     if played.converses:
-        # A conversation has a reward at its end alone, and nobody is left to hold it to its end.
+        # A conversation only has a reward at its end, and no environment exists to continue it.
         return PromptSet(train=train, heldout=[], grade=lambda reply, prompt: None)
     return PromptSet(
         train=train,
@@ -128,14 +127,14 @@ def build(config: Config, context: TaskContext) -> Task:
 
 
 def _join_newest(texts: Sequence[str], keep: int | None) -> str:
-    """Return the newest different texts, a line each."""
+    """Return the newest distinct texts, one per line."""
     # A text that was noted again counts as new, and is kept once.
     newest = [text for text in dict.fromkeys(text.strip() for text in reversed(texts)) if text]
     return "\n".join(reversed(newest[:keep]))
 
 
 def _find_rows(folder: Path) -> Path:
-    """Return the rows of a run by its folder, or by that of the student that it made."""
+    """Find the rows of a run from the run's folder, or from the folder of its student."""
     name = "rollouts.jsonl"
     return folder / name if (folder / name).is_file() else folder.parent / name
 
@@ -149,8 +148,8 @@ def _read_rows(path: Path) -> Iterator[tuple[int, _PlayedRow]]:
             content = _PlayedRow.model_validate(row.columns)
         except ValidationError:
             raise DataError(
-                f"{path}: row {row.number} is no rollout; give the rollouts.jsonl of a run as it was "
-                "written"
+                f"{path}: row {row.number} is not a rollout; give the unmodified rollouts.jsonl of a "
+                "run"
             ) from None
         yield row.number, content
 

@@ -1,8 +1,8 @@
-"""Work out an expression in lines of Python: a task whose answers can be checked step by step.
+"""Evaluate an expression in lines of Python: a task with answers that are checked step by step.
 
-The expression `3+4*2` is to be worked out from left to right by a program, such as `a=3`, `a+=4`,
-`a*=2`. The program is right if its last line assigns the value, 14, whatever its lines. Every line
-runs after those before it, and only in a sandboxed process.
+A program evaluates the expression `3+4*2` from left to right, such as `a=3`, `a+=4`, `a*=2`. The
+program is right if its last line assigns the value, 14; the other lines do not matter. Lines run in
+order, and only in a sandboxed process.
 """
 
 import random
@@ -38,7 +38,9 @@ class Config(TaskConfig):
     longest: int = Field(default=4, ge=1, le=100, description="numbers of the longest expression")
     train_size: int = Field(default=512, ge=1, description="expressions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other expressions, to evaluate on")
-    seed: int | None = Field(default=None, ge=0, description="of the expressions; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the expressions; none: the run's seed"
+    )
     sandbox: Walls = Field(
         default="require",
         description="`best_effort` runs the programs without the walls that this machine cannot "
@@ -110,6 +112,6 @@ def _draw_expression(draw: random.Random, config: Config) -> str:
 
 
 def write_program(expression: str) -> str:
-    """Return the program that works an expression out from left to right."""
+    """Return the program that evaluates an expression from left to right."""
     steps = zip(expression[1::2], expression[2::2], strict=True)
     return "\n".join([f"a={expression[0]}", *(f"a{sign}={digit}" for sign, digit in steps)])

@@ -33,7 +33,7 @@ class Config(TaskConfig):
     config: dict[str, Any] = Field(default={}, description="the generator's own settings")
     sandbox: Walls = Field(
         default="require",
-        description="refuse the generator if a wall around it is missing, or run it without",
+        description="if a wall around the generator is missing: refuse it, or run without the wall",
     )
     train_size: int = Field(
         default=512, ge=1, description="items drawn to train on; repeated ones are left out"
@@ -70,7 +70,7 @@ class ReasoningGym(Task):
         self._check_verifier()
 
     def train_prompts(self) -> Sequence[Prompt]:
-        """Return the prompts to train on, without those that are held out."""
+        """Return the prompts to train on, without the held-out prompts."""
         return self._train
 
     def heldout_prompts(self) -> Sequence[Prompt]:
@@ -92,7 +92,8 @@ class ReasoningGym(Task):
 
     def _check_verifier(self) -> None:
         """Raise DataError if the generator's verifier fails on the generator's own answer."""
-        # One is enough: a verifier that lacks a package or cannot start fails on every prompt.
+        # One check is enough: a verifier that lacks a package or cannot start fails on every
+        # prompt.
         for prompt in self._train[:1]:
             if prompt.answer is not None:
                 request = _build_request(prompt, prompt.answer)

@@ -20,7 +20,9 @@ class Config(TaskConfig):
     shortest: int = Field(default=3, ge=1, description="letters of the shortest string")
     longest: int = Field(default=5, ge=1, le=1000, description="letters of the longest string")
     train_size: int = Field(default=512, ge=1, description="strings to train on")
-    seed: int | None = Field(default=None, ge=0, description="of the strings; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the strings; none: the run's seed"
+    )
     heldout_size: int = Field(default=64, ge=0, description="other strings, to evaluate on")
 
     @model_validator(mode="after")

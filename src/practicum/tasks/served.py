@@ -1,7 +1,7 @@
-"""Users who speak with the student while it learns, over the chat protocol (OpenClaw-RL 2603.10165).
+"""Users who chat with the student while it learns, over the chat protocol (OpenClaw-RL 2603.10165).
 
-Goes with `rollout.source: served`. The inner task has the held-out prompts; nobody but a user knows
-what a served turn is worth, so it has no reward.
+Use it with `rollout.source: served`. The inner task has the held-out prompts. Only a user can judge
+a served turn, so served turns have no reward.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Config(TaskConfig):
         description=f"a file of mode 0600 with the token; else {TOKEN_VARIABLE} has it",
     )
     seconds: float = Field(
-        default=3600.0, gt=0, description="longest silence of all users, after which the run ends"
+        default=3600.0, gt=0, description="the run ends after this time without a request"
     )
 
 
@@ -74,33 +74,33 @@ class ServedTask(Task):
         return self.task.heldout_prompts()
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the inner task's reward; it is not asked about what users said."""
+        """Return the inner task's reward; it is not called for served turns."""
         return self.task.reward(rollout) if rollout.prompt.id in self.known else None
 
     def feedback(self, rollout: Rollout) -> str | None:
-        """Return the inner task's words."""
+        """Return the inner task's feedback."""
         return self.task.feedback(rollout) if rollout.prompt.id in self.known else None
 
     def receive(self, seconds: float) -> list[TurnRequest]:
-        """Return the requests that wait; the first call opens the endpoint."""
+        """Return the waiting requests; the first call opens the endpoint."""
         line = (self.engine or self._open()).users
         requests: list[TurnRequest] = []
         try:
             while event := line.events.get(timeout=0 if requests else seconds):
-                assert isinstance(event, TurnRequest), "no harness ends in the line of users"
+                assert isinstance(event, TurnRequest), "the users' queue holds only requests"
                 requests.append(event)
         except queue.Empty:
             pass
         return requests
 
     def close(self) -> None:
-        """Refuse those that wait, and close the endpoint."""
+        """Refuse waiting requests, and close the endpoint."""
         if self.engine is not None:
             self.engine.close()
             self.engine = None
 
     def _open(self) -> TokenEngine:
-        """Open the endpoint and say where it is; ResourceError if the address is in use."""
+        """Open the endpoint and log its address; ResourceError if the address is in use."""
         host, port = self.config.host, self.config.port
         try:
             engine = TokenEngine(host, port, self.admission, serves_users=True)
@@ -115,7 +115,7 @@ class ServedTask(Task):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Build the inner task; DataError if it converses, RecipeError if anybody could call."""
+    """Build the inner task; DataError if it converses, RecipeError if access is not restricted."""
     task = build_part("tasks", Task, config.task, context)
     if task.converses:
         raise DataError(

@@ -45,7 +45,7 @@ class Config(TaskConfig):
 
     type: Literal["skills"] = "skills"
     skills: tuple[str, ...] = Field(
-        default=tuple(SKILLS), min_length=1, description="the skills that are held out"
+        default=tuple(SKILLS), min_length=1, description="the skills of the held-out prompts"
     )
     train: tuple[str, ...] | None = Field(
         default=None,
@@ -60,7 +60,9 @@ class Config(TaskConfig):
     train_size: int = Field(
         default=256, ge=1, description="words to train on, each with every skill of `train`"
     )
-    seed: int | None = Field(default=None, ge=0, description="of the words; none: the run's")
+    seed: int | None = Field(
+        default=None, ge=0, description="seed of the words; none: the run's seed"
+    )
     heldout_size: int = Field(
         default=16, ge=0, description="other words, each with every skill of `skills`"
     )
@@ -85,7 +87,7 @@ def _check_names(field: str, names: Sequence[str], skills: Collection[str]) -> N
         if name not in skills:
             raise ValueError(f"{field}: no skill named {name!r}; {suggest_name(name, skills)}")
         if names.count(name) > 1:
-            raise ValueError(f"{field}: {name!r} stands twice; write each skill once")
+            raise ValueError(f"{field}: {name!r} is listed twice; list each skill once")
 
 
 def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -> list[Prompt]:
@@ -102,9 +104,9 @@ def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -
 def build(config: Config, context: TaskContext) -> Task:
     """Draw distinct words, and build a prompt for each word and skill.
 
-    The held-out prompts have all skills whatever is trained on, so that a run also measures what it
-    forgets. The held-out words are drawn first and are in no training prompt, so they do not depend
-    on the number of training words. Skills alternate, so that the first few prompts hold all.
+    The held-out prompts always have all skills, so that a run also measures forgetting. The held-out
+    words are drawn first and are in no training prompt, so they do not depend on the number of
+    training words. Skills alternate, so that the first few prompts include all skills.
     """
     draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "skills"))
     count = config.heldout_size + config.train_size

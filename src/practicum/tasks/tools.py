@@ -1,7 +1,7 @@
-"""Any task whose answers may call tools: functions of yours, Python in a sandbox, an MCP server.
+"""Any task with tool calls in its answers: your functions, Python in a sandbox, an MCP server.
 
-The tools stand in the student's prompt as its chat template writes them, and a turn that calls one
-is answered with the result. A turn without a call is the answer, which the inner task rewards.
+The chat template writes the tools into the student's prompt, and a turn that calls a tool is
+answered with the result. A turn without a call is the answer, which the inner task rewards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Config(TaskConfig):
 
     offers_tools: ClassVar[bool] = True
     type: Literal["tools"] = "tools"
-    task: Plugin("tasks", TaskConfig) = Field(description="the task whose answers may call tools")  # type: ignore[valid-type]
+    task: Plugin("tasks", TaskConfig) = Field(description="the task that gets tools")  # type: ignore[valid-type]
     tools: tuple[Plugin(KINDS), ...] = Field(  # type: ignore[valid-type]
         min_length=1, description="the tools, each of a type `function`, `interpreter` or `mcp`"
     )
@@ -137,7 +137,7 @@ class ToolsSession(ToolSession):
 
 @dataclass(frozen=True, slots=True)
 class ToolTask(Task):
-    """A task with tools, whose inner task may reply to the turns without calls."""
+    """A task with tools; the inner task may reply to the turns without calls."""
 
     task: Task
     tools: Tools
@@ -155,7 +155,7 @@ class ToolTask(Task):
 
     @property
     def letters(self) -> str:
-        """The inner task's letters and all of ASCII's: a tool may answer anything."""
+        """The inner task's letters and all of ASCII: a tool may return any text."""
         return "".join(sorted({*self.task.letters, *printable.strip(), " "}))
 
     def train_prompts(self) -> Sequence[Prompt]:
@@ -175,11 +175,11 @@ class ToolTask(Task):
         return count_tagged(rollout, self.tags)
 
     def feedback(self, rollout: Rollout) -> str | None:
-        """Return what the inner task says of the answer."""
+        """Return the inner task's feedback on the answer."""
         return self.task.feedback(self._keep_answer(rollout))
 
     def _keep_answer(self, rollout: Rollout) -> Rollout:
-        """Return the turns without calls if the inner task converses, else the last turn alone."""
+        """Return the turns without calls if the inner task converses, else only the last turn."""
         return leave_out_calls(rollout) if self.opens_episodes else keep_answer(rollout)
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
@@ -193,7 +193,7 @@ def build(config: Config, context: TaskContext) -> Task:
     kinds = [load_plugin(KINDS, tool.type).build(tool) for tool in config.tools]
     toolbox = Tools(kinds, config.calls, config.turns, config.bad_calls, config.characters)
     names = [schema.name for schema in toolbox.use.schemas]
-    # A model calls a tool by its name alone.
+    # A model calls a tool only by its name.
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"task.tools: two tools are called {twice[0]!r}; rename one of them")
     return ToolTask(task, toolbox, config.tags)

@@ -1,7 +1,7 @@
-"""The prompts of recorded traces of agents, for `rollout.source: traces(PATH)` of the same file.
+"""The prompts of recorded agent traces, for `rollout.source: traces(PATH)` with the same file.
 
-The rewards are those of the traces. There are no held-out prompts: only the harness that recorded
-the traces can judge new answers.
+The traces hold the rewards. There are no held-out prompts: only the harness that recorded the
+traces can judge new answers.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ class Config(TaskConfig):
     path: Path = Field(description="JSONL traces of verifiers; relative to the recipe's folder")
 
     def find_problems(self, base_dir: Path) -> list[str]:
-        """Return what is wrong with the file, in one line."""
+        """Return a problem of the file, in one line."""
         try:
             read_traced_answers(base_dir / self.path.expanduser())
         except DataError as error:
@@ -32,7 +32,7 @@ class Config(TaskConfig):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Read the file; DataError if a line is no trace."""
+    """Read the file; DataError if a line is not a trace."""
     answers = read_traced_answers(context.base_dir / config.path.expanduser())
     prompts = {answer.prompt.id: answer.prompt for answer in answers}
     return PromptSet(list(prompts.values()), [])

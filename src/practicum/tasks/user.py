@@ -1,8 +1,8 @@
-"""Any task whose answers a user replies to: a wrong one is corrected, and the student tries again.
+"""Any task with a user who replies: a wrong answer is corrected, and the student tries again.
 
-After the first answer the user may ask more, such as a teacher's probes (2603.19266), and the bonus
-rewards those who are right before and after. The reward is that of the last answer. The reply to
-the last answer is no turn any more: the note of the kind `next_state` shows it.
+After the first answer the user may ask more questions, such as a teacher's probes (2603.19266). The
+bonus rewards a student that is right before and after them. Otherwise only the last answer is
+rewarded. The reply to the last answer is not a turn: the note of the kind `next_state` shows it.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Config(TaskConfig):
     """The inner task, the number of answers, and the user's words."""
 
     type: Literal["user"] = "user"
-    task: Plugin("tasks", TaskConfig) = Field(description="the task whose answers are replied to")  # type: ignore[valid-type]
+    task: Plugin("tasks", TaskConfig) = Field(description="the task that gets a user")  # type: ignore[valid-type]
     tries: int = Field(default=1, ge=1, description="answers, until one is right")
     right: str = Field(default="Thanks, that is right.", description="the reply to a right answer")
     wrong: str = Field(
@@ -46,13 +46,13 @@ class Config(TaskConfig):
         "the privileged fields of the row; one with a missing field is left out",
     )
     lines: bool = Field(
-        default=False, description="with `asks`: each line of a question is a turn of its own"
+        default=False, description="with `asks`: each line of a question is a separate turn"
     )
     bonus: float = Field(
         default=0.0,
         ge=0,
-        description="with `asks`: weight of being right at first and at last, beside the reward of "
-        "the last answer; both add up to 1 at most",
+        description="with `asks`: weight of being right at first and at last, added to the reward of "
+        "the last answer; the sum is at most 1",
     )
 
     @model_validator(mode="after")
@@ -73,7 +73,7 @@ class UserTask(Task):
 
     @property
     def letters(self) -> str:
-        """The inner task's letters and those of the replies."""
+        """The letters of the inner task and of the replies."""
         texts = (self.config.right, self.config.wrong, *self.config.asks)
         return "".join(sorted(set(self.task.letters).union(*texts)))
 
@@ -86,7 +86,7 @@ class UserTask(Task):
         return self.task.heldout_prompts()
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the inner task's reward of the last answer, and the bonus for the first one too."""
+        """Return the inner task's reward of the last answer, with the first answer's bonus."""
         first, last = (self.task.reward(_keep_reply(rollout, place)) for place in (0, -1))
         bonus = self.config.bonus
         if last is None or first is None or not bonus:
@@ -94,7 +94,7 @@ class UserTask(Task):
         return (last + bonus * min(first, last)) / (1 + bonus)
 
     def feedback(self, rollout: Rollout) -> str | None:
-        """Return what the inner task says of the last answer."""
+        """Return the inner task's feedback on the last answer."""
         return self.task.feedback(_keep_reply(rollout, -1))
 
     def open(self, prompt: Prompt, seed: int) -> "UserEpisode":
@@ -115,7 +115,7 @@ class UserTask(Task):
         return fill_placeholders(text, fields).strip(), is_right
 
     def list_questions(self, prompt: Prompt, attempt: str) -> list[str]:
-        """Return what is asked after the first answer."""
+        """Return the questions after the first answer."""
         fields = {**prompt.privileged, "question": prompt.question, "attempt": attempt.strip()}
         questions = [
             fill_placeholders(text, fields)
@@ -143,7 +143,7 @@ class UserEpisode(Episode):
         if self.questions:
             return Observation(Message("user", self.questions.pop(0)))
         self.answers += 1
-        # Nothing is drawn: the same answer gets the same reply, whatever the seed.
+        # Nothing is drawn: the same answer gets the same reply for every seed.
         text, is_right = self.task.reply(self.prompt, turn)
         if is_right or self.answers == self.task.config.tries:
             return Observation(None, notes={"next_state": text})
@@ -154,16 +154,16 @@ class UserEpisode(Episode):
 
 
 def _keep_reply(rollout: Rollout, place: int) -> Rollout:
-    """Return a conversation's rollout with one of the student's turns as its only text."""
+    """Return a conversation's rollout with only one of the student's turns as text."""
     return replace(rollout, text=rollout.replies[place], turns=())
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Build the inner task; DataError if it answers by itself."""
+    """Build the inner task; DataError if it already replies to answers."""
     task = build_part("tasks", Task, config.task, context)
     if task.converses:
         raise DataError(
-            f"task.task: {config.task.type!r} replies to its answers already; write it alone, or "
-            "take a task of single answers"
+            f"task.task: {config.task.type!r} already replies to its answers; use it without the "
+            "user, or choose a task with single answers"
         )
     return UserTask(config, task)

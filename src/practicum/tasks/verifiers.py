@@ -1,7 +1,7 @@
-"""The tasks of a taskset of verifiers: its harness leads each conversation, and its rewards count.
+"""The tasks of a `verifiers` taskset: its harness leads the conversations and it gives the rewards.
 
-The harness asks an endpoint of this process for tokens, which the student samples as in any other
-conversation. Every token is the harness's or the student's: nothing is tokenised again.
+The harness requests tokens from an endpoint of this process, and the student samples them as in any
+other conversation. Every token comes from the harness or the student: nothing is tokenised again.
 """
 
 import queue
@@ -33,11 +33,11 @@ from practicum.ports import (
 from practicum.types import Prompt, Rollout
 
 POLL_SECONDS = 0.5
-"""The longest wait for a harness before a cancellation is looked at."""
+"""The longest wait for a harness before cancellation is checked."""
 
 
 class Config(TaskConfig):
-    """The taskset, the harness, and how many of the tasks are trained on."""
+    """The taskset, the harness, and the numbers of tasks."""
 
     type: Literal["verifiers"] = "verifiers"
     taskset: str = Field(min_length=1, description="the installed taskset, by its id")
@@ -52,14 +52,14 @@ class Config(TaskConfig):
         "a sandbox",
     )
     reward_range: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="the least and largest reward"
+        default=(0.0, 1.0), description="the smallest and largest reward"
     )
     train_size: int = Field(default=64, ge=1, description="tasks to train on, the first ones")
     heldout_size: int = Field(default=16, ge=0, description="held-out tasks, after these")
     seconds: float = Field(
         default=120.0,
         gt=0,
-        description="the longest wait for what a harness does between two turns",
+        description="the longest wait for the harness between two turns",
     )
 
     @model_validator(mode="after")
@@ -71,7 +71,7 @@ class Config(TaskConfig):
 
 
 class HarnessError(RuntimeError):
-    """The harness failed, or went on from another text than the conversation's."""
+    """The harness failed, or continued from another text than the conversation's."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class HarnessEpisode(Episode):
     pending: TurnRequest | None = None
 
     def answer_tokens(self, turn: SampledTurn) -> Observation:
-        """Hand the turn to the request that waits for it, and return what follows it."""
+        """Pass the turn to the waiting request, and return the next observation."""
         pending = self.pending or self._receive()
         if isinstance(pending, AgentEnd):
             raise HarnessError(pending.problem or "the harness ended without a turn of the model")
@@ -131,7 +131,7 @@ class HarnessEpisode(Episode):
         raise TimeoutError(f"the harness did nothing for task.seconds, {self.seconds:g} s")
 
     def close(self) -> None:
-        """Cancel the harness if it still runs, and refuse what it asks."""
+        """Cancel the harness if it still runs, and refuse its requests."""
         self.run.cancel()
         if self.pending is not None:
             self.pending.reply(CLOSED)
@@ -139,7 +139,7 @@ class HarnessEpisode(Episode):
 
 
 def _read_end(run: "Future[AgentEnd]") -> AgentEnd:
-    """Return how an agent's run ended; what it raised is a problem."""
+    """Return how an agent's run ended; an exception counts as a problem."""
     try:
         return run.result(timeout=0)
     except CancelledError:
@@ -150,7 +150,7 @@ def _read_end(run: "Future[AgentEnd]") -> AgentEnd:
 
 
 def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
-    """Return where the harness's text leaves the conversation's."""
+    """Describe the first difference between the harness's text and the conversation's."""
     pairs = enumerate(zip(text, request, strict=False))
     place = next((place for place, (a, b) in pairs if a != b), min(len(text), len(request)))
     return (
@@ -161,7 +161,7 @@ def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
 
 
 class Verifiers(Task):
-    """The tasks of a taskset, whose conversations a harness leads."""
+    """The tasks of a taskset; a harness leads the conversations."""
 
     def __init__(self, config: Config, runner: VerifiersRunner) -> None:
         self._config = config
@@ -178,7 +178,7 @@ class Verifiers(Task):
             if self._indices.setdefault(task.name, index) != index:
                 raise DataError(f"task.taskset: two tasks are called {task.name!r}")
         self._train = min(config.train_size, len(tasks) - config.heldout_size)
-        # Conversations may open side by side.
+        # Conversations may open concurrently.
         self._lock = threading.Lock()
         self._opened: tuple[TokenEngine, Path] | None = None
 
@@ -193,11 +193,11 @@ class Verifiers(Task):
     def open_tokens(
         self, prompt: Prompt, seed: int, save_tokenizer: Callable[[Path], None]
     ) -> HarnessEpisode:
-        """Start an agent on the prompt's task, with a line of its own to the student."""
+        """Start an agent on the prompt's task, with its own request line to the student."""
         engine, tokenizer = self._prepare(save_tokenizer)
         line = engine.open_line()
         run = self._runner.start(self._indices[prompt.id], line.base_url, tokenizer)
-        # The end stands in the queue of the requests, so one wait sees both.
+        # The end arrives in the queue of the requests, so one wait sees both.
         run.add_done_callback(line.events.put)
         return HarnessEpisode(engine, line, run, self._config.seconds, self._config.reward_range)
 
@@ -206,14 +206,14 @@ class Verifiers(Task):
         with self._lock:
             if self._opened is None:
                 folder = Path(tempfile.mkdtemp(prefix="practicum-tokenizer-"))
-                # Until the task is gone: a harness may read it at any time.
+                # Kept until the task is deleted: a harness may read it at any time.
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
                 save_tokenizer(folder)
                 self._opened = TokenEngine(), folder
             return self._opened
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return the taskset's reward; the least if the conversation was cut off before its end."""
+        """Return the taskset's reward; the smallest reward if the conversation was truncated."""
         rewards = [turn.reward for turn in rollout.turns if turn.reward is not None]
         if rewards:
             return rewards[-1]
@@ -221,7 +221,7 @@ class Verifiers(Task):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Load the taskset; DataError if it cannot be, or if its harness runs programs unasked."""
+    """Load the taskset; DataError on failure, or if its harness may not run programs."""
     runner = open_runner(config.taskset, config.settings, config.harness)
     if runner.executes_code() and not config.runs_code_here:
         raise DataError(

@@ -1,10 +1,10 @@
 """A walk along a line, turn by turn: noise pushes the walker off course and it can always recover.
 
 Each turn shows the position and two digits. The digits push the walker, and its action, a letter,
-pushes back; after the last turn it should stand at 0. Sometimes the student sees a wrong digit, so
-that even a perfect student errs and has to know how to recover: that decides the cost of a
-distribution shift (DAgger 1011.0686, DART 1703.09327). Walks start at 0, so that demonstrations
-without a mistake never leave it.
+pushes back; after the last turn the walker should be at position 0. Sometimes the student sees a
+wrong digit, so that even a perfect student errs and has to know how to recover: that decides the
+cost of a distribution shift (DAgger 1011.0686, DART 1703.09327). Walks start at 0, so that
+demonstrations without a mistake never leave 0.
 """
 
 import random
@@ -36,22 +36,25 @@ class Config(TaskConfig):
     turns: int = Field(default=16, ge=1, le=1000, description="turns of a walk")
     spread: int = Field(default=0, ge=0, le=FARTHEST, description="how far from 0 a walk may start")
     noise: float = Field(
-        default=0.04, ge=0, le=1, description="how often the student sees a wrong first digit"
+        default=0.04,
+        ge=0,
+        le=1,
+        description="probability that the student sees a wrong first digit",
     )
     slip: float = Field(
         default=0.04,
         ge=0,
         lt=1,
-        description="how often the expert takes another action than the best one",
+        description="probability that the expert takes another action than the best action",
     )
     turn_rewards: bool = Field(
-        default=False, description="also reward each turn that ends at 0, with 1 in all"
+        default=False, description="also reward each turn that ends at 0, at most 1 in total"
     )
     train_size: int = Field(default=4096, ge=1, description="walks to train on")
     heldout_size: int = Field(default=256, ge=0, description="other walks, to evaluate on")
-    seed: int | None = Field(default=None, description="of the walks; none: the run's")
+    seed: int | None = Field(default=None, description="seed of the walks; none: the run's seed")
     train_seed: int | None = Field(
-        default=None, description="of the walks to train on alone; none: as the others"
+        default=None, description="seed of only the training walks; none: the same as `seed`"
     )
 
 
@@ -77,7 +80,7 @@ class Walk:
     turns: tuple[WalkerTurn, ...]
 
     def find_position(self, actions: Sequence[str]) -> int:
-        """Return the position after these actions; a text that is no action counts as 0."""
+        """Return the position after these actions; a text that is not an action counts as 0."""
         position = self.start
         for turn, action in zip(self.turns, actions, strict=False):
             position = _clamp(position + turn.push + _parse_action(action), FARTHEST)
@@ -138,18 +141,18 @@ class Walker(Task):
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
         """Begin a walk with the noise of its prompt; each answer shows the next turn."""
         # The walk is drawn from the name of its prompt and not from `seed`: all completions of a
-        # prompt face the same noise, so that their rewards differ by their actions alone.
+        # prompt face the same noise, so that their rewards differ only by their actions.
         walk, turns = self._walks[prompt.id], self._config.turns
         return FunctionEpisode(
             lambda actions: None if len(actions) >= turns else walk.observe(actions),
-            # In all at most 1, as much as the walk's own reward.
+            # The sum is at most 1, as much as the walk's own reward.
             (lambda actions: float(walk.find_position(actions) == 0) / turns)
             if self._config.turn_rewards
             else None,
         )
 
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
-        """Return the expert's probability of each action: the best one, the others by its slips.
+        """Return the expert's probability of each action: best action and slips.
 
         The expert knows the digits that push the walker, not the visible ones.
         """
@@ -160,7 +163,7 @@ class Walker(Task):
         }
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return 1 if a complete walk, one action a turn, ends at 0, else 0."""
+        """Return 1 if a complete walk, one action per turn, ends at 0, else 0."""
         actions = rollout.replies
         is_complete = len(actions) == self._config.turns
         return float(is_complete and self._walks[rollout.prompt.id].find_position(actions) == 0)
@@ -173,7 +176,7 @@ def _draw_walk(config: Config, seed: int) -> Walk:
 
 
 def _draw_turn(config: Config, draw: random.Random) -> WalkerTurn:
-    # All four numbers are drawn whatever the noise, so that the noise changes only what is visible.
+    # All four numbers are drawn at any noise, so that the noise changes only the visible digit.
     cue, digit, false_cue = (draw.randrange(10) for _ in range(3))
     is_wrong = draw.random() < config.noise
     return WalkerTurn(cue, digit, false_cue if is_wrong else cue)

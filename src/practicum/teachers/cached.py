@@ -1,8 +1,8 @@
-"""A model teacher that scores each completion once: its answers are stored on disk and read back.
+"""A model teacher that scores each completion once: its answers are stored on disk and reused.
 
-Of a local model, hidden states are stored, from which the head rebuilds all log-probabilities (as
-in DeepSeek-V4, 2606.19348; offline as in Lightning OPD, 2604.13010); of a model behind a server,
-its answers.
+For a local model, hidden states are stored, and the head recomputes all log-probabilities from them
+(as in DeepSeek-V4, 2606.19348; offline as in Lightning OPD, 2604.13010). For a model behind a
+server, its answers are stored.
 """
 
 import hashlib
@@ -54,17 +54,19 @@ _LEAST_SHIFT, _LARGEST_SHIFT = -113, 100
 
 
 class Config(TeacherConfig):
-    """The teacher whose answers are stored, the folder and its size."""
+    """The teacher with stored answers, the folder and its maximum size."""
 
     type: Literal["cached"] = "cached"
     teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
-        description="the scorer: a `model` or an `openai_api`, alone or inside `privileged`"
+        description="the scorer: a `model` or an `openai_api`, or one of them inside `privileged`"
     )
     folder: Path | None = Field(
-        default=None, description="the folder of answers; none: `scores` in the run's folder"
+        default=None, description="folder of the answers; none: `scores` in the run's folder"
     )
     max_mib: float = Field(
-        default=1024, gt=0, description="from the first call that does not fit, store no more"
+        default=1024,
+        gt=0,
+        description="maximum size; no more is stored after a call that does not fit",
     )
 
     @model_validator(mode="after")
@@ -78,17 +80,17 @@ class Config(TeacherConfig):
                     "a model"
                 )
             if isinstance(inner, Config):
-                raise ValueError("the teacher inside is cached already; take one `cached` away")
+                raise ValueError("the inner teacher is already cached; remove one `cached`")
             if isinstance(inner, none.Config | scripted.Config):
                 raise ValueError(
-                    f"{inner.type!r} scores without a model, so there is nothing to keep; take "
-                    "`cached` away"
+                    f"{inner.type!r} scores without a model, so there is nothing to store; remove "
+                    "`cached`"
                 )
             is_scratch = isinstance(inner, ModelConfig) and isinstance(inner.model, ScratchConfig)
             if is_scratch and self.folder is not None:
                 raise ValueError(
-                    "folder: a model made from scratch is another one in every run; leave folder "
-                    "out, and its answers are kept in the run's own"
+                    "folder: a model made from scratch differs in every run; leave folder out, and "
+                    "its answers are stored in the run's folder"
                 )
         return self
 
@@ -104,18 +106,18 @@ class Config(TeacherConfig):
 def _explain_self(config: SelfConfig) -> str:
     if config.weights == "frozen":
         return (
-            "`self` is not kept; name the student's model as {type: model, model: ...}, which "
+            "`self` is not cached; name the student's model as {type: model, model: ...}, which "
             "answers the same"
         )
     return (
         f"a `self` teacher with {config.weights} weights follows the student, so its answers "
-        "change; take `cached` away"
+        "change; remove `cached`"
     )
 
 
 @dataclass(slots=True)
 class CacheStats:
-    """The counts of a teacher: completions `asked` for, `found` and, without room, `left_out`."""
+    """The counts of a teacher: `requests`, `hits` in the store, and `left_out` without room."""
 
     requests: int = 0
     hits: int = 0
@@ -130,8 +132,8 @@ class CachingClient(SamplingClient):
     even if it is not stored.
     """
 
-    # A call's new answers are stored all or none. So a repeated call, in a run resumed from before
-    # it, finds all of them or none, and the model reads the same batch as the first time.
+    # A call's new answers are stored all or none. So when a resumed run repeats a call, it finds
+    # all answers or none, and the model reads the same batch as the first time.
 
     def __init__(self, bare: SamplingClient, open_scores: "Callable[[], ModelScores]") -> None:
         self.bare = bare
@@ -153,14 +155,14 @@ class CachingClient(SamplingClient):
         return None if self._model_scores is None else self._model_scores.scores
 
     def describe(self) -> str:
-        """Return one line on the hits and the bytes a token."""
+        """Return one line on the hits and the bytes per token."""
         counts, scores = self.counts, self.scores
         hits = f"{counts.hits} of {counts.requests} completions were scored before"
         if scores is None or not scores.tokens:
             return hits
         left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
         bytes_per_token = scores.size / scores.tokens
-        return f"{hits}{left_out}; {bytes_per_token:.0f} bytes a token in {scores.folder}"
+        return f"{hits}{left_out}; {bytes_per_token:.0f} bytes per token in {scores.folder}"
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample completions of the model; they are not stored."""
@@ -168,9 +170,9 @@ class CachingClient(SamplingClient):
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score completions, or read their scores back.
+        """Score completions, or read their stored scores.
 
-        Float32 hidden states come back rounded to float16, with an exponent for each token.
+        Stored float32 hidden states are rounded to float16, with an exponent for each token.
         """
         if not requests:
             return []
@@ -197,7 +199,7 @@ class CachingClient(SamplingClient):
         return [self._build_signal(entries[key]) for key in keys]
 
     def _look_up(self, keys: tuple[bytes, ...]) -> Entry | None:
-        """Return the answer under the first of the keys that the store has."""
+        """Return the answer of the first key that the store has."""
         scores = self.scores
         if scores is None:
             return None
@@ -206,7 +208,7 @@ class CachingClient(SamplingClient):
     def _score_missing(
         self, missing: Mapping[tuple[bytes, ...], ScoreRequest], signal: Signal
     ) -> dict[tuple[bytes, ...], Entry]:
-        """Return the model's answers as stored; if another process stored one, that one counts."""
+        """Return the model's answers as stored; answers of other processes take priority."""
         answers = self.bare.score(list(missing.values()), signal)
         new = {keys: _build_entry(answer) for keys, answer in zip(missing, answers, strict=True)}
         for request, entry in zip(missing.values(), new.values(), strict=True):
@@ -233,8 +235,8 @@ class CachingClient(SamplingClient):
         }
 
     def _fetch_head(self, request: ScoreRequest) -> None:
-        """Take the head and its device from an answer about one token."""
-        # Needed only if the store answered everything so far, so that the model was never asked.
+        """Get the head and its device from an answer for one token."""
+        # Only needed if the store had all answers so far, so that the model was never called.
         (answer,) = self.bare.score(
             [ScoreRequest(request.prompt_tokens[-1:], request.tokens[:1])], Full()
         )
@@ -258,7 +260,7 @@ class CachingClient(SamplingClient):
 
     @property
     def decodes_by_token(self) -> bool:
-        """Return True if the model does; what it samples is not stored."""
+        """Return True if the model does; its samples are not stored."""
         return self.bare.decodes_by_token
 
     def open_decode_batch(
@@ -286,7 +288,7 @@ class ModelScores:
     scores: ScoreStore | None
 
     def build_key(self, request: ScoreRequest, form: str) -> bytes:
-        """Return the SHA-256 of all that an answer depends on."""
+        """Return the SHA-256 of everything that an answer depends on."""
         prompt, tokens = array("q", request.prompt_tokens), array("q", request.tokens)
         digest = hashlib.sha256(f"{self.fingerprint} {form} {len(prompt)} ".encode())
         digest.update(prompt.tobytes() + tokens.tobytes())
@@ -298,10 +300,10 @@ class ModelScores:
 
 
 def scale_states(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Tensor, " T"]]:
-    """Return hidden states in float16, each token's multiplied by a power of 2, and the exponents.
+    """Return float16 hidden states, each token's scaled by a power of 2, and the exponents.
 
-    The largest entry of a token comes to lie below 2^15, so none overflows, and the relative error
-    is that of float16 (2^-11) down to 2^-29 of the largest.
+    The largest entry of a token is scaled below 2^15, so no entry overflows. The relative error is
+    float16's (2^-11) for entries down to 2^-29 of the largest.
     """
     largest = (
         hidden.float().abs().amax(dim=-1) if hidden.shape[-1] else hidden.new_zeros(len(hidden))
@@ -314,7 +316,7 @@ def scale_states(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], In
 def restore_states(
     hidden: Float[Tensor, "T D"], exponents: Int8[Tensor, " T"]
 ) -> Float[Tensor, "T D"]:
-    """Return the float32 hidden states from the result of `scaled`; powers of 2 lose nothing."""
+    """Return the float32 hidden states from the result of `scaled`; powers of 2 are exact."""
     return hidden.float() * _compute_power(-exponents.int())
 
 
@@ -349,17 +351,17 @@ def _check(request: ScoreRequest, entry: Entry, first: Entry) -> None:
     if not entry or any(len(tensor) != len(request.tokens) for tensor in entry.values()):
         raise TeacherError(
             f"the model's answer does not cover the {len(request.tokens)} tokens it was asked "
-            "about; score exactly the given tokens, or take `cached` away"
+            "about; score exactly the given tokens, or remove `cached`"
         )
     form = [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in entry.items()]
     if form != [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in first.items()]:
         raise TeacherError(
-            "the model answers one call in several forms, which cannot be kept; take `cached` away"
+            "the model answers one call in several forms, which cannot be stored; remove `cached`"
         )
 
 
 def _is_finite(entry: Entry) -> bool:
-    # A fault of the moment must not be stored for good.
+    # A temporary fault must not be stored permanently.
     return all(bool(torch.isfinite(tensor).all()) for tensor in entry.values())
 
 

@@ -1,7 +1,7 @@
-"""A hosted model that only writes: any API with OpenAI's chat completions or Anthropic's messages.
+"""A hosted model that only writes text, through OpenAI's chat completions or Anthropic's messages.
 
-Its answers are kept on disk by their prompts with their prices, so that nothing is paid for twice,
-and a run stops before it spends more than its budget of money.
+Its answers are stored on disk by prompt with their prices, so that no answer is paid for twice, and
+a run stops before it exceeds its budget.
 """
 
 import logging
@@ -30,34 +30,32 @@ class Config(TeacherConfig, ServedConfig):
     """The API's address and protocol, its prices, and the folder of its answers."""
 
     type: Literal["chat_api"] = "chat_api"
-    protocol: ProtocolName = Field(default="openai", description="how messages are sent")
-    model: str = Field(min_length=1, description="its name at the API")
+    protocol: ProtocolName = Field(default="openai", description="the protocol of the API")
+    model: str = Field(min_length=1, description="the model's name at the API")
     system: str | None = Field(default=None, description="a system turn put before every prompt")
     prices: TokenPrices | None = Field(default=None, description="none: answers cost nothing")
     budget: float | None = Field(
         default=None, gt=0, description="money for all answers in the folder; the run stops before"
     )
     folder: Path | None = Field(
-        default=None, description="the folder of answers; none: `scores` in the run's folder"
+        default=None, description="folder of the answers; none: `scores` in the run's folder"
     )
-    reuse: bool = Field(
-        default=True, description="take the kept answers for a prompt that comes again"
-    )
+    reuse: bool = Field(default=True, description="use the stored answers for a repeated prompt")
     give_up_after: float = Field(
-        default=600.0, ge=0, description="seconds in which a failing request is tried again"
+        default=600.0, ge=0, description="seconds during which a failing request is retried"
     )
 
     @model_validator(mode="after")
     def _check_budget(self) -> "Config":
         if self.budget is not None and self.prices is None:
             raise ValueError(
-                "budget: there are no prices to count with; write for example "
+                "budget: it needs prices; set for example "
                 "prices: {input: 3.0, output: 15.0}, for a million tokens each"
             )
         return self
 
     def capabilities(self) -> Capabilities:
-        """Return no signal: the API answers messages."""
+        """Return no signal: the API only answers messages."""
         return Capabilities(frozenset(), frozenset(), largest_k=0, follows_student=False)
 
     @property
@@ -66,12 +64,12 @@ class Config(TeacherConfig, ServedConfig):
         return self.budget
 
     def estimate_money(self, input_tokens: float, output_tokens: float) -> float | None:
-        """Return the price of an answer of so many tokens, or None without prices."""
+        """Return the price of an answer with these numbers of tokens, or None without prices."""
         return None if self.prices is None else self.prices.compute(input_tokens, output_tokens)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Look the model up, where the API lists its models, and open the answers kept so far."""
+    """Look the model up, where the API lists its models, and open the stored answers."""
     config.declare_size(context.meter)
     if context.is_dry_run:
         return PaperWriter(config.capabilities(), context.renderer, context.meter)
@@ -80,7 +78,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     models, _ = list_models(http)
     model = config.model
     if models and model not in models:
-        # Many APIs answer to aliases that they do not list.
+        # Many APIs accept aliases that they do not list.
         log.info(f"{http.address}: {model} is not among the models that it lists")
     folder = context.scores_dir
     if config.folder is not None:

@@ -1,8 +1,8 @@
-"""The task's own expert scores: it knows the next turn's probabilities, whatever came before.
+"""The task's own expert as a teacher: it knows the next turn's probabilities after any history.
 
-A task with an expert (`practicum.ports.Task.expert`) needs no teacher model, so a run measures the
-method alone. The candidates form a tree of tokens, each text followed by the stop token. Every
-token's distribution is mixed with a little of the uniform one, so that no log-probability is minus
+A task with an expert (`practicum.ports.Task.expert`) needs no teacher model, so a run measures only
+the method. The candidates form a tree of tokens, each text followed by the stop token. Every
+token's distribution is mixed with a small uniform part, so that no log-probability is minus
 infinity.
 """
 
@@ -57,7 +57,8 @@ EVERYTHING = Capabilities(
 )
 """The capabilities of a teacher that knows each distribution completely.
 
-Where a turn began unlike all that the expert would say, all tokens but the end are alike to it.
+If a turn began differently from all of the expert's candidates, all tokens except the end are
+equally likely.
 """
 
 ROUNDING = 1e-6
@@ -67,10 +68,10 @@ CACHED_TEXTS = 4096
 """The number of candidates that are cached as tokens."""
 
 ANY_QUESTION = (Message("user", "?"),)
-"""The prompt of the candidates' tokens: what a chat template writes around an answer."""
+"""The prompt for encoding candidates: the chat template's text around an answer."""
 
 Next = tuple[tuple[int, float], ...]
-"""Possible next tokens with probabilities before the uniform share; empty: all tokens alike."""
+"""Possible next tokens with probabilities before the uniform share; empty: all equally likely."""
 
 
 class Config(TeacherConfig):
@@ -89,8 +90,8 @@ class Config(TeacherConfig):
 class ExpertTeacher(Teacher):
     """A teacher that asks the task for the text of each turn; see `practicum.ports.Teacher`.
 
-    It reads the student's tokens (`renderer`). If a turn began unlike all candidates, the expert
-    wants it to end at once.
+    It reads the student's tokens (`renderer`). If a turn began differently from all candidates, the
+    expert wants it to end at once.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class ExpertTeacher(Teacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Return the row of each token, with one head for all rollouts, or just log-probabilities.
 
-        Log-probabilities of the tokens alone are returned if the signal needs nothing else.
+        If the signal needs nothing else, only log-probabilities of the tokens are returned.
         """
         if self._meter is not None and rollouts:
             texts = [(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts]
@@ -131,7 +132,8 @@ class ExpertTeacher(Teacher):
             steps = self._walk(rollout.prompt, rollout.tokens.tolist())
             # Equal steps share a row: most steps of a task with few candidates are equal.
             rows = [row_numbers.setdefault(step, len(row_numbers)) for step in steps]
-            # Row numbers travel as hidden states of width 1; float32 holds them exactly up to 2^24.
+            # Row numbers are passed as hidden states of width 1; float32 holds them exactly up to
+            # 2^24.
             hidden.append(torch.tensor(rows, dtype=torch.float32).reshape(-1, 1))
         if not row_numbers:
             row_numbers[()] = 0
@@ -154,7 +156,7 @@ class ExpertTeacher(Teacher):
         return probabilities.log().float()
 
     def _walk(self, prompt: Prompt, tokens: Sequence[int]) -> list[Next]:
-        """Return the possible tokens at each position; all alike in the environment's turns."""
+        """Return the possible tokens at each position; any token in the environment's turns."""
         steps = []
         with closing(_ExpertWalk(self, prompt)) as walk:
             for token in tokens:
@@ -174,8 +176,8 @@ class ExpertTeacher(Teacher):
         if min(candidates.values(), default=-1) < 0 or abs(total - 1) > ROUNDING:
             raise TeacherError(
                 f"the task's expert gives the candidates for turn {len(turns) + 1} of prompt "
-                f"{prompt.id!r} a probability of {total:g} in all; mend its expert(): each 0 or "
-                "more, and 1 together"
+                f"{prompt.id!r} a total probability of {total:g}; fix its expert(): each "
+                "probability must be at least 0, and the sum 1"
             )
         return [
             (self._encode(text), probability)
@@ -245,8 +247,8 @@ class _ExpertWalk:
 
     def _receive_reply(self) -> None:
         """Let the environment answer a finished turn; without an answer the conversation is over."""
-        # The environment is asked only once there is a token after the turn. An episode that failed
-        # ended the student's conversation here, and it must not end the run when it fails again.
+        # The environment is only asked once there is a token after the turn. An episode that failed
+        # ended the student's conversation here, and the same failure must not end the run.
         if not self._is_turn_over:
             return
         self._is_turn_over = False
@@ -264,10 +266,10 @@ class _ExpertWalk:
                 lambda: accept_observation(episode.step(turn), renderer.vocab_size).messages
             )
         if not reply:
-            # Tokens after the end of the conversation belong to nobody: all are alike.
+            # Tokens after the end of the conversation have no speaker: all are equally likely.
             self._to_skip = math.inf
             return
-        # The tokens of the environment, with what the template writes around them, are skipped.
+        # The environment's tokens and the template's tokens around them are skipped.
         self._to_skip = len(renderer.render_reply(*reply))
         self._candidates = self._teacher.list_candidates(self._prompt, self._turns)
 
@@ -280,7 +282,7 @@ class _ExpertWalk:
         except Exception as error:
             raise VerifierError(
                 "the task's environment failed while the expert read the conversation about prompt "
-                f"{self._prompt.id!r}: {excerpt(f'{type(error).__name__}: {error}')}; mend it"
+                f"{self._prompt.id!r}: {excerpt(f'{type(error).__name__}: {error}')}; fix it"
             ) from error
 
 
@@ -353,7 +355,7 @@ class _ExpertClient(SamplingClient):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Take the task's expert; CapabilityError if it has none."""
+    """Use the task's expert; CapabilityError if it has none."""
     if context.task is None or not context.task.has_expert:
         raise CapabilityError(
             "teacher: {type: expert} asks the task what to say, and this task has no expert; "

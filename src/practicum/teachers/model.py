@@ -1,4 +1,4 @@
-"""A model scores: a folder, a hub name or a packaged model, of the student's family of tokenizers."""
+"""A model as the teacher: a folder, a hub name or a packaged model, with the student's tokens."""
 
 import hashlib
 import json
@@ -41,14 +41,14 @@ def build(config: Config, context: TeacherContext) -> Teacher:
 
 
 def compute_fingerprint(config: ModelConfig) -> str:
-    """Return the SHA-256 of all that decides a model's answers: weights, settings, code and dtype.
+    """Return the SHA-256 of the inputs of a model's answers: weights, settings, code and dtype.
 
     A model from the hub is identified by its name and commit, a packaged model by its name, and a
     model made from scratch by its settings.
     """
     # The template is not part of it: a key in the store holds the tokens of the rendered prompt.
     bits = config.quantization if isinstance(config, ScorerConfig) else None
-    # Stores of models with all of their bits keep the keys that they had before there were others.
+    # Stores of unquantized models keep the keys from before quantization was supported.
     facts = [config.dtype, _identify(config), *([bits] if bits else [])]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

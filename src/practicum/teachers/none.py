@@ -24,7 +24,7 @@ class Config(TeacherConfig):
 
 
 class NoTeacher(Teacher):
-    """A teacher that is silent about every rollout; see `practicum.ports.Teacher`."""
+    """A teacher with an empty signal for every rollout; see `practicum.ports.Teacher`."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -37,5 +37,5 @@ class NoTeacher(Teacher):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Return the silent teacher, which needs nothing from the run."""
+    """Return the empty teacher, which needs nothing from the run."""
     return NoTeacher()

@@ -1,7 +1,7 @@
-"""A model behind another server scores: vLLM, SGLang, and others that speak OpenAI's HTTP API.
+"""A teacher behind another server: vLLM, SGLang, and others with OpenAI's HTTP API.
 
-The run asks the server at its start what it can do (see `practicum probe`), and compares that with
-the recipe before anything else. The server scores the student's own tokens; text is sent only to a
+At its start, the run probes the server's capabilities (see `practicum probe`) and compares them
+with the recipe before anything else. The server scores the student's tokens; text is only sent to a
 server that gives no scores.
 """
 
@@ -36,7 +36,7 @@ from practicum.teaching.vocabulary import translate_client
 log = logging.getLogger(__name__)
 
 PINNED = 0.5
-"""Nats that the sum over 24 half-precision canary tokens may differ from the pinned one."""
+"""Nats by which the sum over 24 half-precision canary tokens may differ from the pinned sum."""
 
 
 class Config(TeacherConfig, ReadingConfig, ServedConfig):
@@ -44,25 +44,28 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
 
     type: Literal["openai_api"] = "openai_api"
     model: str | None = Field(
-        default=None, description="its name at the server; none: the only model"
+        default=None, description="the model's name at the server; none: the only model"
     )
     dialect: DialectName = Field(
-        default="auto", description="the way of asking for scores; `chat`: completions only"
+        default="auto", description="the request format for scores; `chat`: completions only"
     )
     largest_k: int = Field(
         default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20"
     )
     token_budget: int | None = Field(
-        default=None, ge=1, description="tokens to be scored in all; the run stops before more"
+        default=None, ge=1, description="limit of scored tokens; the run stops before exceeding it"
     )
     canary_every: int = Field(
         default=16, ge=1, description="calls between two checks that the model is still the same"
     )
     temperature: float = Field(
-        default=1.0, gt=0, description="of its scores, where they follow the request's; 1: its own"
+        default=1.0,
+        gt=0,
+        description="temperature of its scores, if the server follows it; 1: unchanged",
     )
     states: StatesConfig | None = Field(
-        default=None, description="hidden states that the server writes: `signal: full`, exactly"
+        default=None,
+        description="hidden states that the server writes, for an exact `signal: full`",
     )
     canary: float | None = Field(
         default=None, description="the number that `practicum probe` prints: refuse other models"
@@ -78,7 +81,7 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
         return self
 
     def capabilities(self) -> Capabilities:
-        """Return what such a server gives at best; the server itself is asked at the start."""
+        """Return the most that such a server can give; the server itself is probed at the start."""
         if self.dialect == "chat":
             return Capabilities(
                 signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False
@@ -86,7 +89,7 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
         if self.states is not None:
             return READS_STATES
         signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
-        # This dialect alone has no way of naming candidates.
+        # Only this dialect has no way of naming candidates.
         supports = {"teacher"} if self.dialect == "echo" else {"teacher", "student"}
         return Capabilities(
             signals,
@@ -150,7 +153,7 @@ def _open_states(
     if not answers.writes_states:
         raise CapabilityError(
             f"{remote.address}: its answers name no hidden states, so teacher.states has nothing to "
-            "read; start it with the flags that practicum probe prints, or take teacher.states away"
+            "read; start it with the flags that practicum probe prints, or remove teacher.states"
         )
     ending = context.load_ending(config.describe_model())
     folder = StatesFolder(context.base_dir / Path(config.folder).expanduser(), ending.width)
@@ -161,12 +164,12 @@ def _open_states(
 
 
 def _check_temperature(config: Config, answers: Probe, http: JsonClient) -> None:
-    # The candidates alone do not tell what the others weigh at another temperature.
+    # Rescaling to another temperature would also need the scores of all other tokens.
     if config.temperature != 1.0 and not answers.tempered:
         raise CapabilityError(
-            f"{http.address}: its scores ignore the request's temperature, so none at "
-            f"{config.temperature:g} can be had; take teacher.temperature away, or a server whose "
-            "scores follow it"
+            f"{http.address}: its scores ignore the request's temperature, so it cannot score at "
+            f"{config.temperature:g}; remove teacher.temperature, or use a server with scores that "
+            "follow it"
         )
 
 
@@ -177,6 +180,6 @@ def _check_pin(config: Config, answers: Probe, http: JsonClient) -> None:
         canary = "none" if answers.canary_sum is None else f"{answers.canary_sum:.4f}"
         raise TeacherError(
             f"{http.address}: the canary is {canary} and the recipe pins {config.canary:.4f}, so "
-            "this is another model, or its scores are at another temperature; serve the one that "
-            "was probed, or take teacher.canary away"
+            "this is another model, or its scores are at another temperature; serve the model that "
+            "was probed, or remove teacher.canary"
         )

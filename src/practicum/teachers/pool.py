@@ -1,7 +1,7 @@
 """Several teachers score every rollout, and the student learns from all of them at once.
 
-The sum of reverse KLs to several experts merges them in DeepSeek-V4; it equals the reverse KL to
-their geometric pool.
+DeepSeek-V4 merges experts with the sum of reverse KLs to them, which equals the reverse KL to their
+geometric pool.
 """
 
 import math
@@ -25,7 +25,7 @@ from practicum.types import PooledSignal, Rollout, TeacherSignal
 
 
 class Config(TeacherConfig):
-    """The members, and how they are combined; weights are equal and sum to 1 unless written."""
+    """The members, and how they are combined; by default, weights are equal and sum to 1."""
 
     type: Literal["pool"] = "pool"
     kind: Literal["geometric", "arithmetic", "sum"] = Field(
@@ -39,7 +39,7 @@ class Config(TeacherConfig):
     gate: float | None = Field(
         default=None,
         ge=0,
-        description="leave out members whose entropy at a token exceeds this (nats)",
+        description="leave out members at tokens where their entropy (nats) exceeds this",
     )
 
     @model_validator(mode="after")
@@ -64,24 +64,23 @@ class Config(TeacherConfig):
             )
         if self.gate is not None and self.kind == "sum":
             raise ValueError(
-                "gate: a sum is read teacher by teacher, so none can step in for another; "
-                "write kind: geometric"
+                "gate: a sum adds the teachers one by one, so no teacher can replace another; "
+                "set kind: geometric"
             )
         if not self.capabilities().signals and self._intersect().by_span:
             raise ValueError(
-                "kind: the average of probabilities is of single tokens, and a member with another "
-                "tokenizer knows that of several together; write kind: geometric or sum, or take "
+                "kind: averaging needs the probability of each token, and a member with another "
+                "tokenizer only scores spans of tokens; set kind: geometric or sum, or use "
                 "members that give whole distributions"
             )
         if self.gate is not None and "full" not in self._intersect().signals:
             raise ValueError(
-                "gate: the entropy of a member is known only where it can give its whole "
-                "distribution"
+                "gate: the entropy of a member is known only if it can give its whole distribution"
             )
         return self
 
     def capabilities(self) -> Capabilities:
-        """Return every signal if all members give distributions, else the sampled token alone."""
+        """Return every signal if all members give distributions, else only the sampled token's."""
         return _pool_capabilities(self._intersect(), self.kind)
 
     def members(self) -> dict[str, TeacherConfig]:
@@ -93,10 +92,10 @@ class Config(TeacherConfig):
 
 
 def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
-    """Return what can be combined from members that have these capabilities in common."""
+    """Return the pool's capabilities if all members have these capabilities."""
     signals = members.signals
     if kind == "arithmetic" and members.by_span:
-        # Probabilities of spans have no average by which a token could be known: distributions do.
+        # Averaged span probabilities do not determine a token's probability; distributions do.
         signals = signals - {"sampled"} if "full" in signals else frozenset()
     pool = Capabilities(
         signals,
@@ -130,7 +129,7 @@ class PoolTeacher(TeacherOfMembers):
         )
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return the members' signals side by side for each rollout.
+        """Return the combined members' signals for each rollout.
 
         Unless sampled tokens suffice, members give whole distributions: the best candidates of a
         pool are not the best candidates of its members.
@@ -141,9 +140,9 @@ class PoolTeacher(TeacherOfMembers):
         return [self._combine(members) for members in zip(*answers, strict=True)]
 
     def _combine(self, answers: Sequence[TeacherSignal]) -> TeacherSignal:
-        """Return the pool of the members that answer; they share the weight of the silent ones.
+        """Return the pool of the members that answer; they share the other members' weight.
 
-        The signal is silent if all members are.
+        The signal is empty if no member answers.
         """
         weighted = [
             (weight, answer)
@@ -152,7 +151,7 @@ class PoolTeacher(TeacherOfMembers):
         ]
         if not weighted:
             return TeacherSignal()
-        # The weights keep their sum, so that a silent member does not lower the loss.
+        # The weights keep their sum, so that a missing answer does not lower the loss.
         scale = sum(self._weights) / sum(weight for weight, _ in weighted)
         weights = tuple(weight * scale for weight, _ in weighted)
         members = tuple(answer for _, answer in weighted)

@@ -54,35 +54,36 @@ class Config(TeacherConfig):
 
     `reference` is put before the question or begins the answer, and `question` replaces the
     question. In both, `{field}` stands for a privileged field of the prompt, `{question}` for its
-    question and `{answer}` for its answer, as in `"A correct solution: {solution}"`, and three more
-    for the completions: `{attempt}`, `{outcome}` and `{sibling}`. A note of the rollout has its own
-    name, such as `{feedback}`. Of several texts the first is shown whose fields are all there.
+    question and `{answer}` for its answer, as in `"A correct solution: {solution}"`. Three more
+    placeholders describe completions: `{attempt}`, `{outcome}` and `{sibling}`. A note of the
+    rollout has its own name, such as `{feedback}`. From several texts, the first text with all its
+    fields present is shown.
     """
 
     type: Literal["privileged"] = "privileged"
-    teacher: Plugin("teachers", TeacherConfig) = Field(description="who scores")  # type: ignore[valid-type]
+    teacher: Plugin("teachers", TeacherConfig) = Field(description="the teacher that scores")  # type: ignore[valid-type]
     system: str | None = Field(
-        default=None, description="a system turn: an instruction or a text to know"
+        default=None, description="a system turn: an instruction or additional text"
     )
     demonstrations: tuple[Demonstration, ...] = ()
     reference: str | tuple[str, ...] | None = Field(
         default=None,
-        description="text to know, with {field} placeholders; of several texts the first whose "
-        "fields are all there",
+        description="additional text, with {field} placeholders; from several texts, the first "
+        "text with all its fields present",
     )
     place: Literal["question", "answer"] = Field(
         default="question",
-        description="where the reference stands: before the question, or as the beginning of the "
-        "answer, which goes on after it",
+        description="position of the reference: before the question, or at the beginning of the "
+        "answer",
     )
     question: str | tuple[str, ...] | None = Field(
         default=None,
-        description="text in place of the question, with {field} placeholders, {question} among "
-        "them; of several texts the first whose fields are all there",
+        description="text that replaces the question, with {field} placeholders, including "
+        "{question}; from several texts, the first text with all its fields present",
     )
     missing: Literal["error", "silent"] = Field(
         default="error",
-        description="a prompt without one of the fields: stop, or leave its completions unscored",
+        description="if a prompt lacks a field: stop, or leave its completions unscored",
     )
 
     @model_validator(mode="after")
@@ -99,7 +100,7 @@ class Config(TeacherConfig):
     def capabilities(self) -> Capabilities:
         """Return the capabilities of the inner teacher.
 
-        It cannot generate if the context needs a completion: there is none before it.
+        It cannot generate if the context needs a completion, because no completion exists yet.
         """
         inner: Capabilities = self.teacher.capabilities()
         return replace(inner, writes=inner.writes and not self.needs_rollout)
@@ -139,24 +140,24 @@ class Config(TeacherConfig):
 
 
 def _list_texts(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the texts of a setting that holds none, one or several."""
+    """Return the texts of a setting that holds no text, one text or several texts."""
     if setting is None:
         return ()
     return (setting,) if isinstance(setting, str) else setting
 
 
 def _select_text(texts: Sequence[str], fields: Collection[str]) -> str | None:
-    """Return the first text whose placeholders are among `fields`, else the last; None of none."""
+    """Return the first text with all placeholders in `fields`, else the last; None without texts."""
     complete = [text for text in texts if set(list_placeholders(text)) <= set(fields)]
-    # The last text is the one for prompts of which the least is known.
+    # The last text is for prompts with the fewest known fields.
     return next(iter([*complete, *texts[-1:]]), None)
 
 
 class PrivilegedTeacher(FollowerTeacher):
     """A teacher that rewrites each prompt for an inner teacher; see `practicum.ports.Teacher`.
 
-    `notes` are the names of the recipe's notes, which a completion may lack and a prompt always
-    does.
+    `notes` are the names of the recipe's notes. A completion may lack them, and a prompt always
+    lacks them.
     """
 
     def __init__(self, inner: Teacher, config: Config, notes: Sequence[str] = ()) -> None:
@@ -174,7 +175,7 @@ class PrivilegedTeacher(FollowerTeacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the same tokens after the richer prompt.
 
-        Rollouts that lack a field get a silent signal, if that is allowed.
+        Rollouts that lack a field get an empty signal, if `missing` is `silent`.
         """
         successes = find_successes(rollouts)
         enriched: dict[int, Rollout] = {}
@@ -211,7 +212,7 @@ class PrivilegedTeacher(FollowerTeacher):
         return not self._config.shows(names) and not self._is_silent(prompt, {})
 
     def _is_silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
-        """Return True if a field is missing and may miss; siblings and notes always may."""
+        """Return True if a field is missing and allowed to be; siblings and notes always are."""
         fields = list_prompt_fields(prompt).keys() | rollout_fields.keys()
         lacking = self._config.list_lacking(fields)
         may_miss = all(name == "sibling" or name in self._notes for name in lacking)
@@ -228,7 +229,7 @@ def add_context(
     fields = {**list_prompt_fields(prompt), **(rollout_fields or {})}
     lacking = config.list_lacking(fields)
     if lacking:
-        # A sibling comes last: a run can do without it, so another missing field is the real error.
+        # A sibling is checked last: it is optional, so another missing field is the real error.
         name = min(lacking, key=lambda name: name == "sibling")
         raise DataError(_explain_missing(name, prompt, config, fields))
     system = [message for message in prompt.messages if message.role == "system"]

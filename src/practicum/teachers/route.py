@@ -56,9 +56,7 @@ class Config(TeacherConfig):
         outcomes = typing.get_args(Outcome)
         if self.key == "outcome":
             for name in self.teachers.keys() - {*outcomes, self.default}:
-                raise ValueError(
-                    f"by outcome nothing leads to {name!r}; {suggest_name(name, outcomes)}"
-                )
+                raise ValueError(f"no outcome selects {name!r}; {suggest_name(name, outcomes)}")
         return self
 
     def capabilities(self) -> Capabilities:
@@ -72,7 +70,7 @@ class Config(TeacherConfig):
         if key is not None and key in self.teachers:
             return key
         if self.default is None:
-            reason = f"has the {self.key} {key!r}, to which no teacher belongs"
+            reason = f"has the {self.key} {key!r}, which selects no teacher"
             if key is None:
                 reason = f"has no {self.key}"
             raise DataError(
@@ -82,7 +80,7 @@ class Config(TeacherConfig):
         return self.default
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Raise DataError at the first prompt that selects no member; by outcome none can tell."""
+        """Raise DataError at the first prompt without a member; outcomes are not known yet."""
         if self.key != "outcome":
             for prompt in prompts:
                 self.choose_member(prompt)
@@ -98,7 +96,7 @@ class Config(TeacherConfig):
 
 
 class RouteTeacher(TeacherOfMembers):
-    """A teacher that asks each member once, about its rollouts; see `practicum.ports.Teacher`."""
+    """A teacher that asks each member once, for its rollouts; see `practicum.ports.Teacher`."""
 
     def __init__(self, members: Mapping[str, Teacher], config: Config) -> None:
         super().__init__(members)

@@ -1,4 +1,4 @@
-"""Replay a tape of scores: for tests, as a cache of an earlier run, and with a bug report.
+"""Replay a tape of scores, for tests, as a cache of an earlier run, or for a bug report.
 
 A tape is the `rollouts.jsonl` of any run folder: rows with `prompt_tokens`, `tokens` and
 `teacher_logprobs`.
@@ -27,7 +27,7 @@ Key = tuple[str, tuple[int, ...]]
 TAPE_CAPABILITIES = Capabilities(
     signals=frozenset({"sampled"}), writes=False, follows_student=False
 )
-"""The capabilities of a tape: one log-probability a token."""
+"""The capabilities of a tape: one log-probability per token."""
 
 
 class Config(TeacherConfig):
@@ -37,12 +37,12 @@ class Config(TeacherConfig):
     tape: Path = Field(description="a rollouts.jsonl with teacher_logprobs")
 
     def capabilities(self) -> Capabilities:
-        """Return the sampled token's signal: a tape holds one log-probability a token."""
+        """Return the sampled token's signal: a tape holds one log-probability per token."""
         return TAPE_CAPABILITIES
 
 
 class ScriptedTeacher(Teacher):
-    """A teacher that answers from the tape alone; see `practicum.ports.Teacher`."""
+    """A teacher that answers only from the tape; see `practicum.ports.Teacher`."""
 
     def __init__(self, scores: Mapping[Key, Sequence[float]], tape: Path) -> None:
         self._scores = scores
@@ -50,7 +50,7 @@ class ScriptedTeacher(Teacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """One log-probability a token."""
+        """One log-probability per token."""
         return TAPE_CAPABILITIES
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
@@ -72,7 +72,7 @@ class ScriptedTeacher(Teacher):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Read the whole tape; DataError with the row that is no recorded rollout."""
+    """Read the whole tape; DataError with the row that is not a recorded rollout."""
     tape = context.base_dir / config.tape
     try:
         lines = tape.read_text(encoding="utf-8").splitlines()
@@ -83,7 +83,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     except UnicodeDecodeError as error:
         row = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{tape}: row {row} is not UTF-8; give the rollouts.jsonl of a run as it was written"
+            f"{tape}: row {row} is not UTF-8; give the unmodified rollouts.jsonl of a run"
         ) from error
     context.register_file(tape)
     rows = [_parse_row(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)]
@@ -91,14 +91,14 @@ def build(config: Config, context: TeacherContext) -> Teacher:
 
 
 def _parse_row(line: str, where: str) -> tuple[Key, list[float]]:
-    """Return the key and the log-probabilities of a row; DataError if it is no recorded rollout."""
+    """Return the key and log-probabilities of a row; DataError if it is not a recorded rollout."""
     try:
         row = json.loads(line)
         prompt, tokens, logprobs = str(row["prompt"]), row["tokens"], row["teacher_logprobs"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{where} is not a recorded rollout ({error!r}); give the rollouts.jsonl of a run as "
-            "it was written"
+            f"{where} is not a recorded rollout ({error!r}); give the unmodified rollouts.jsonl of "
+            "a run"
         ) from error
     # `type` and not `isinstance`: True is an int in Python and no token id.
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):

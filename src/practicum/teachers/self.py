@@ -1,4 +1,4 @@
-"""The student's weights score: live, frozen at the start, averaged (ema), copied (periodic)."""
+"""The student's own weights as the teacher: live, frozen, averaged (ema) or copied (periodic)."""
 
 from typing import Literal
 
@@ -39,7 +39,7 @@ class Config(TeacherConfig):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Hold the student's weights at this moment."""
+    """Keep the student's current weights."""
     client = context.load_self(
         WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period)
     )

@@ -1,7 +1,7 @@
-"""A model behind the Tinker API scores: a hosted one, or `practicum serve` on another machine.
+"""A teacher behind the Tinker API: a hosted model, or `practicum serve` on another machine.
 
-Besides the sampled token and its own candidates it scores the student's candidates, which each
-request names. It scores the student's own token ids.
+In addition to the sampled token and its own candidates, it scores the student's candidates, which
+each request names. It scores the student's token ids without translation.
 """
 
 import logging
@@ -50,9 +50,7 @@ class Config(TeacherConfig, ReadingConfig, ServiceConfig):
     @model_validator(mode="after")
     def _check_model(self) -> "Config":
         if (self.model is None) == (self.model_path is None):
-            raise ValueError(
-                "write model, a base model's name, or model_path, saved weights: one of the two"
-            )
+            raise ValueError("set either model (a base model's name) or model_path (saved weights)")
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError(
                 f"model_path {self.model_path!r} is no tinker:// address; a base model is written "
@@ -134,7 +132,7 @@ class KnownModel(StepFollower, SamplingClient):
         # A service that restarted has opened a new session, perhaps over other weights.
         if self._sessions != self._connection.reopened:
             self._sessions = self._connection.reopened
-            self._check(self._score_canary(), "when the service was started again")
+            self._check(self._score_canary(), "when the service restarted")
 
     def _score_canary(self) -> Tensor:
         (signal,) = self._sampler.score([self._request], Sampled())
@@ -145,5 +143,5 @@ class KnownModel(StepFollower, SamplingClient):
         if not match_canaries(canary, self._canary, TOLERANCE):
             raise TeacherError(
                 f"{self._connection.address}: {self._name} is another model: it changed {when}; "
-                "serve the one that the run began with and resume, or start a new run"
+                "serve the model that the run began with and resume, or start a new run"
             )

@@ -1,9 +1,9 @@
 """A teacher with another tokenizer scores the text of the student's tokens, span by span.
 
 The teacher reads the prompt in its own template and the answer in its own tokens. Both
-tokenizations are aligned by bytes into spans, the smallest stretches at whose ends both have a
-boundary. For a sampled token the span is one action: each of its tokens gets the whole log-ratio of
-the span, which is the exact gradient of the reverse KL over spans.
+tokenizations are aligned by bytes into spans: the smallest stretches that start and end at a
+boundary of both. For the sampled signal, a span is one action: each of its tokens gets the whole
+log-ratio of the span, which is the exact gradient of the reverse KL over spans.
 """
 
 import logging
@@ -51,21 +51,21 @@ log = logging.getLogger(__name__)
 
 
 class Config(TeacherConfig):
-    """The teacher that reads other tokens, and what stands for the student's stop."""
+    """The teacher with another tokenizer, and its token for the student's stop."""
 
     type: Literal["translated"] = "translated"
     teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
-        description="the scorer: a `model`, an `openai_api` or a `tinker`, alone or inside "
+        description="the scorer: a `model`, an `openai_api` or a `tinker`, directly or inside "
         "`privileged` or `cached`"
     )
     stop: str | None = Field(
         default=None,
-        description="the teacher's token for the student's stop; none: the one its template writes",
+        description="the teacher's token for the student's stop; none: its template's stop token",
     )
     credit: Literal["word", "span"] = Field(
         default="word",
-        description="what one log-ratio is about: a word, for an exact gradient, or the smallest "
-        "stretch that both tokenizers know",
+        description="the unit of one log-ratio: a word, for an exact gradient, or the smallest "
+        "span that both tokenizers share",
     )
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class Config(TeacherConfig):
                     "another tokenizer"
                 )
             if isinstance(inner, Config):
-                raise ValueError("the teacher inside is translated already; take one away")
+                raise ValueError("the inner teacher is already translated; remove one `translated`")
         return self
 
     def capabilities(self) -> Capabilities:
@@ -90,7 +90,7 @@ class Config(TeacherConfig):
 
 
 def _narrow(inner: Capabilities) -> Capabilities:
-    """Return what is left of a teacher's capabilities in other tokens."""
+    """Return the remaining capabilities of a teacher with other tokens."""
     is_whole = "full" in inner.signals
     return replace(
         inner,
@@ -103,10 +103,10 @@ def _narrow(inner: Capabilities) -> Capabilities:
 
 
 class TranslatedTeacher(FollowerTeacher):
-    """A teacher around one that reads other tokens; see `practicum.ports.Teacher`.
+    """A teacher that translates for an inner teacher; see `practicum.ports.Teacher`.
 
-    Without a translator the tokens are the student's own, and the inner teacher's answers are kept
-    as they are.
+    Without a translator the inner teacher uses the student's tokens, and its answers are returned
+    unchanged.
     """
 
     def __init__(self, inner: Teacher, translator: Translator | None) -> None:
@@ -115,19 +115,19 @@ class TranslatedTeacher(FollowerTeacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the inner teacher that are left; see `Config.capabilities`."""
+        """The remaining capabilities of the inner teacher; see `Config.capabilities`."""
         return _narrow(self._inner.capabilities)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the text of each rollout in the inner teacher's tokens, and return it by span.
 
-        Tokens in no span are unknown, and a rollout without any span has a silent signal.
+        Tokens in no span are unknown, and a rollout without any span has an empty signal.
         """
         if self._translator is None:
             return self._inner.score(rollouts, signal)
         translator = self._translator
         if not signal.sampled:
-            # A distribution is of one token, whatever the words are.
+            # A distribution belongs to one token, so words do not matter.
             translator = replace(translator, credit="span")
         texts = [translate_rollout(rollout, translator) for rollout in rollouts]
         rewritten = {
@@ -143,7 +143,7 @@ class TranslatedTeacher(FollowerTeacher):
     def _read(
         self, answer: TeacherSignal, text: TranslatedText, rollout: Rollout, signal: Signal
     ) -> TeacherSignal:
-        """Return the signal about the student's tokens from that about the teacher's."""
+        """Convert a signal for the teacher's tokens to the student's tokens."""
         assert self._translator is not None, "only other tokens are translated"
         if not signal.sampled:
             picked = pick_single_tokens(answer, text, rollout, self._common)
@@ -155,7 +155,7 @@ class TranslatedTeacher(FollowerTeacher):
                 picked, TranslatedAnswer(answer, tokens, spans, lambda: self._spellings)
             )
         spread = spread_spans(answer, text, len(rollout.tokens))
-        # A renamed token is decided by itself, as in one vocabulary.
+        # A renamed token is one token, as in one vocabulary.
         return replace(spread, span_starts=None) if self._translator.renames else spread
 
     @cached_property
@@ -171,11 +171,11 @@ class TranslatedTeacher(FollowerTeacher):
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
-        """Return what the inner teacher writes up to its own stop, in the student's tokens."""
+        """Sample from the inner teacher up to its own stop, in the student's tokens."""
         translator = self._translator
         if translator is None:
             return self._inner.sample(requests, params)
-        # The student's stops are other tokens of the teacher's, or none.
+        # The student's stops are other tokens at the teacher, or do not exist there.
         stops = translator.teacher.stop_ids | {translator.stop_id}
         samples = self._inner.sample(requests, replace(params, stop_ids=stops))
         return samples and [
@@ -184,7 +184,7 @@ class TranslatedTeacher(FollowerTeacher):
         ]
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
-        """Return the teacher as a client of this prompt alone, if it writes."""
+        """Return the teacher as a client of only this prompt, if it writes."""
         if self._translator is None:
             return self._inner.bind_prompt(prompt)
         if not self.capabilities.writes:
@@ -197,9 +197,9 @@ class TranslatedTeacher(FollowerTeacher):
 class CommonTokens:
     """The tokens of student and teacher that are the same.
 
-    `columns` has the teacher's id of each of the student's tokens, then those of the teacher's
-    other tokens. `outside` are the student's tokens that the teacher lacks, and `student_ids` has the
-    student's id of each of the teacher's tokens, -1 without one.
+    `columns` has the teacher's id of each of the student's tokens, then the ids of the teacher's
+    other tokens. `outside` are the student's tokens that the teacher lacks. `student_ids` has the
+    student's id of each of the teacher's tokens, or -1 if the student lacks the token.
     """
 
     student_size: int
@@ -226,9 +226,9 @@ class CommonTokens:
         )
 
     def spell_others(self, translator: Translator) -> Int[Tensor, "N 3"]:
-        """Return how the teacher writes the student's tokens that it lacks; see `TranslatedAnswer`."""
+        """Spell the student's tokens that the teacher lacks in its tokens; see `TranslatedAnswer`."""
         places = {int(number): place for place, number in enumerate(self.columns.tolist())}
-        # A placeholder has the column of another token: those of the common ones count.
+        # A placeholder has the column of another token, so the common tokens' columns take priority.
         places |= {teacher: student for student, teacher in translator.common_ids.items()}
         entries = [
             (token, places[piece], place)
@@ -284,17 +284,17 @@ def pick_single_tokens(
 
 @dataclass(frozen=True, slots=True)
 class PaperTeacher(FollowerTeacher):
-    """The same in a plan, where answers have a length and no text: a token for each token."""
+    """A translated teacher in a plan, where answers have no text: one token for each token."""
 
     inner: Teacher
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the inner teacher that are left."""
+        """The remaining capabilities of the inner teacher."""
         return _narrow(self.inner.capabilities)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Score the rollouts as they are; each sampled token is a span."""
+        """Score the rollouts without translation; each sampled token is a span."""
         answers = self.inner.score(rollouts, signal)
         if not signal.sampled:
             return answers
@@ -306,14 +306,14 @@ class PaperTeacher(FollowerTeacher):
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
-        """Return what the inner teacher writes."""
+        """Sample from the inner teacher."""
         return self.inner.sample(requests, params)
 
 
 def translate_rollout(rollout: Rollout, translator: Translator) -> TranslatedText:
     """Translate a rollout's answer, or each turn of its conversation.
 
-    A span is left out unless all of its tokens are supervised and by one author.
+    A span is left out unless all of its tokens are supervised and have one author.
     """
     tokens = rollout.tokens.tolist()
     text = TranslatedText()
@@ -333,7 +333,7 @@ def translate_rollout(rollout: Rollout, translator: Translator) -> TranslatedTex
 
 
 def _is_one(rollout: Rollout, part: slice) -> bool:
-    """Return True if a part of a rollout is supervised and by one author."""
+    """Return True if a part of a rollout is supervised and has one author."""
     authors = rollout.authors
     return bool(rollout.loss_mask[part].all()) and (
         authors is None or len(authors[part].unique()) == 1
@@ -341,7 +341,7 @@ def _is_one(rollout: Rollout, part: slice) -> bool:
 
 
 def replace_tokens(rollout: Rollout, text: TranslatedText) -> Rollout:
-    """Return the rollout with the teacher's tokens, of whose probabilities nothing is known."""
+    """Return the rollout with the teacher's tokens, without known probabilities."""
     tokens = torch.tensor(text.tokens, dtype=torch.long)
     return replace(
         rollout,
@@ -356,14 +356,14 @@ def replace_tokens(rollout: Rollout, text: TranslatedText) -> Rollout:
 
 
 def spread_spans(answer: TeacherSignal, text: TranslatedText, count: int) -> TeacherSignal:
-    """Return a teacher's signal about `count` tokens of the student, from that about its own.
+    """Convert a signal for the teacher's tokens into a signal for `count` tokens of the student.
 
     The log-probability of a span is spread evenly over its tokens: only the sum is read.
     """
     read = read_tokens(answer, slice(None)).logprobs
     if read is None:
         return TeacherSignal()
-    # Tokens of no span keep 0, which nobody reads, because NaN would count as a broken answer.
+    # Tokens outside of spans keep 0, which is never read; NaN would count as a broken answer.
     logprobs = torch.zeros(count, dtype=read.dtype)
     starts, unknown = torch.ones(count, dtype=torch.bool), torch.ones(count, dtype=torch.bool)
     for span in text.spans:
@@ -377,15 +377,15 @@ def spread_spans(answer: TeacherSignal, text: TranslatedText, count: int) -> Tea
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the inner teacher in its own tokens, and the translation unless they are the student's.
 
-    Raises CapabilityError if the inner teacher has no tokenizer of its own.
+    Raises CapabilityError if the inner teacher has no separate tokenizer.
     """
     renderers: list[Renderer] = []
     hear = partial(_hear, renderers)
     inner = replace(context, compare=hear).build(config.teacher)
     if not renderers:
         raise CapabilityError(
-            f"translated: the teacher inside, {config.teacher.type!r}, has no tokenizer of its own; "
-            "take `translated` away"
+            f"translated: the inner teacher {config.teacher.type!r} has no separate tokenizer; "
+            "remove `translated`"
         )
     if context.is_dry_run:
         return PaperTeacher(inner)
@@ -403,7 +403,7 @@ def _hear(renderers: list[Renderer], student: Renderer, teacher: Renderer) -> No
 
 def _differs(context: TeacherContext, renderer: Renderer) -> bool:
     """Return True if the teacher's tokens are not the student's."""
-    # The run's own comparison: `practicum answers` wants the teacher's tokens as they are.
+    # The run's own comparison: `practicum answers` needs the teacher's tokens unchanged.
     try:
         return context.compare(context.renderer, renderer) is not None
     except VocabularyError:

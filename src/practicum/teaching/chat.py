@@ -39,19 +39,19 @@ from practicum.types import (
 )
 
 CALL_ID = "call{:05}"
-"""The identity of a call by its number in the conversation; some servers ask for nine characters."""
+"""The id of a call from its number in the conversation; some servers require nine characters."""
 TURN_BYTES = 64
 """Tokens that a server's template may add to a turn, rounded up."""
 
 
 class TokenPrices(FrozenConfig):
-    """Prices of a million tokens, in the currency of the budget."""
+    """Prices per million tokens, in the currency of the budget."""
 
-    input: float = Field(ge=0, description="price of a million tokens that the model reads")
-    output: float = Field(ge=0, description="price of a million tokens that it writes")
+    input: float = Field(ge=0, description="price per million tokens that the model reads")
+    output: float = Field(ge=0, description="price per million tokens that the model writes")
 
     def compute(self, input_tokens: float, output_tokens: float) -> float:
-        """Return the money for so many tokens."""
+        """Return the price of these numbers of tokens."""
         return (self.input * input_tokens + self.output * output_tokens) / 1e6
 
 
@@ -60,7 +60,7 @@ FREE = TokenPrices(input=0.0, output=0.0)
 
 @dataclass(slots=True)
 class ChatCounts:
-    """The counts of a run: answers that were asked for, found on disk, and refused."""
+    """The counts of a run: answers that were requested, found on disk, and refused."""
 
     requests: int = 0
     hits: int = 0
@@ -69,11 +69,11 @@ class ChatCounts:
 
 @dataclass(frozen=True, slots=True)
 class ChatServer:
-    """A server that replies to messages, and the answers that it has given.
+    """A server that replies to messages, and its stored answers.
 
-    Answers are kept by their prompt if `reuses`, so that a prompt that comes again is not asked
-    again; else by their seed, so that only a resumed run finds them. `budget` is the most money
-    that the answers of the store may cost.
+    With `reuses`, answers are stored by prompt, so that a repeated prompt is not sent again;
+    otherwise by seed, so that only a resumed run finds them. `budget` is the maximum total price of
+    the stored answers.
     """
 
     generator: ServerGenerator
@@ -90,7 +90,7 @@ class ChatServer:
         seeds: Sequence[int],
         params: SamplingParams,
     ) -> list[Sample]:
-        """Return one reply to each conversation; a refused one is a sample that failed."""
+        """Return one reply to each conversation; a refused reply is a failed sample."""
         generator = self.generator
         refuse_stop_texts(params, generator.http.address)
         requests = [
@@ -103,7 +103,7 @@ class ChatServer:
         self.counts.requests += len(keys)
         self.counts.hits += len(keys) - len(missing)
         with generator.counting("sample"):
-            # What arrived is in the store even if a later request of this call fails.
+            # Answers that arrived are stored even if a later request of this call fails.
             for group in self._split(list(missing.items())):
                 answers |= self._ask(group, requests, len(keys), params)
         samples = [
@@ -117,8 +117,8 @@ class ChatServer:
         """Yield the key of each answer: equal requests of one call are numbered."""
         counts: Counter[str] = Counter()
         for request, seed in zip(requests, seeds, strict=True):
-            # The seed asks for another answer to the same prompt: as such it is a number, not a
-            # part of the prompt.
+            # The seed only selects another answer to the same prompt, so it is not a part of the
+            # prompt.
             body = {name: value for name, value in (request.body or {}).items() if name != "seed"}
             parts = {"address": self.generator.http.address, "path": request.path, "body": body}
             prompt = build_key(parts)
@@ -127,12 +127,12 @@ class ChatServer:
             yield build_key({"prompt": prompt, "number": number})
 
     def _find_answers(self, keys: Sequence[str]) -> dict[str, ChatAnswer]:
-        assert self.store is not None, "the caller has looked"
+        assert self.store is not None, "the caller has checked the store"
         answers = {key: self.store.get(key) for key in keys}
         return {key: answer for key, answer in answers.items() if answer is not None}
 
     def _split(self, missing: Sequence[tuple[str, int]]) -> Iterator[Sequence[tuple[str, int]]]:
-        """Yield the missing answers: all at once, or with a budget as many as are open at once."""
+        """Yield the missing answers: all at once, or with a budget in groups of `concurrency`."""
         size = self.generator.limits.concurrency if self.budget is not None else len(missing)
         for start in range(0, len(missing), max(size, 1)):
             yield missing[start : start + size]
@@ -144,7 +144,7 @@ class ChatServer:
         total: int,
         params: SamplingParams,
     ) -> dict[str, ChatAnswer]:
-        """Return the answers to some requests, each kept as soon as it is there."""
+        """Send the requests and store each answer as soon as it arrives."""
         limits, http = self.generator.limits, self.generator.http
         most = [_count_input_bound(requests[number]) for _, number in group]
         self._check_budget(sum(self.prices.compute(n, params.max_new_tokens) for n in most), group)
@@ -159,7 +159,7 @@ class ChatServer:
             with refuse_other_form(http, named[index]):
                 answer = self.protocol.parse_answer(content)
             if self.store is not None:
-                # Without the server's own count, the most that it may be is charged.
+                # Without the server's own count, the upper bound is charged.
                 money = self.prices.compute(
                     most[index] if answer.input_tokens is None else answer.input_tokens,
                     params.max_new_tokens if answer.output_tokens is None else answer.output_tokens,
@@ -171,7 +171,7 @@ class ChatServer:
         return {key: answer for (key, _), answer in zip(group, answers, strict=True)}
 
     def _check_budget(self, most: float, group: Sequence[tuple[str, int]]) -> None:
-        """Raise TeacherError if the next answers may cost more than is left."""
+        """Raise TeacherError if the next answers may cost more than the rest of the budget."""
         if self.budget is None:
             return
         assert self.store is not None, "a budget counts the answers of a store"
@@ -179,7 +179,7 @@ class ChatServer:
             raise TeacherError(
                 f"{self.generator.http.address}: the answers so far cost {self.store.money:.4g}, "
                 f"and the next {len(group)} may cost {most:.4g}, more than teacher.budget, "
-                f"{self.budget:.4g}; raise it and resume: what is paid for is kept"
+                f"{self.budget:.4g}; raise it and resume: paid answers are kept"
             )
 
     def _build_sample(
@@ -223,14 +223,14 @@ class ChatTeacher(Teacher):
         return (Message("system", self._system), *messages)
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
-        """Return the server as a client of this prompt alone."""
+        """Return the server as a client of this prompt only."""
         prompt_tokens = self._server.generator.renderer.render(prompt.messages)
         return PromptedClient(PromptWriter(self, prompt), prompt_tokens, accepts_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptWriter(SamplingClient):
-    """A teacher that only writes as a client of one prompt, whose tokens it never sees."""
+    """A text-only teacher as a client of one prompt; it never sees the prompt's tokens."""
 
     teacher: Teacher
     prompt: Prompt
@@ -244,17 +244,17 @@ class PromptWriter(SamplingClient):
         """Sample one reply for each seed."""
         teacher_requests = [TeacherRequest(self.prompt, request.seed) for request in requests]
         samples = self.teacher.sample(teacher_requests, params)
-        assert samples is not None, "a teacher that only writes does write"
+        assert samples is not None, "a text-only teacher must be able to write"
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Return a silent signal for each request."""
+        """Return an empty signal for each request."""
         return [TeacherSignal() for _ in requests]
 
 
 @dataclass(frozen=True, slots=True)
 class PaperWriter(Teacher):
-    """A teacher for a plan: it asks nobody, and its answers are as long as they may be."""
+    """A teacher for a plan: it sends no requests, and its answers have the maximum length."""
 
     declared: Capabilities
     renderer: Renderer
@@ -284,7 +284,7 @@ def count_written(
     conversations: Sequence[Sequence[Message]],
     samples: Sequence[Sample],
 ) -> None:
-    """Count what was read and written, in the student's tokens."""
+    """Count the tokens read and written, in the student's tokens."""
     if meter is not None:
         prompts = renderer.render_all(conversations)
         lengths = [len(sample.tokens) for sample in samples]
@@ -299,7 +299,7 @@ def build_failed_sample(params: SamplingParams) -> Sample:
 
 
 def list_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages as servers take them: calls with identities and arguments as JSON texts.
+    """Convert messages to the servers' form: calls with ids, and arguments as JSON texts.
 
     The results of tools follow their calls in order.
     """
@@ -325,8 +325,8 @@ def _name(request: JsonRequest, name: str) -> JsonRequest:
 
 
 def _count_input_bound(request: JsonRequest) -> int:
-    """Return a number of tokens that the messages of a request cannot exceed: one a byte."""
-    # A tokenizer of bytes has one token a byte, and no tokenizer has more.
+    """Return an upper bound of the tokens in a request's messages: one token per byte."""
+    # A byte tokenizer has one token per byte, and no tokenizer has more.
     body = request.body or {}
     turns = [*body["messages"], {"content": body.get("system", "")}]
     return sum(len(turn["content"].encode()) + TURN_BYTES for turn in turns)

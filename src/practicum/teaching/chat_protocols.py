@@ -1,6 +1,6 @@
-"""Two protocols of servers that answer messages: OpenAI's chat completions, Anthropic's messages.
+"""Two chat protocols: OpenAI's chat completions and Anthropic's messages.
 
-Each builds the body of a request and parses the answer with the tokens that it is charged for.
+Each builds the body of a request and parses the answer with its billed tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ BYTES_A_TOKEN = 64
 """Bytes of JSON for one token of an answer, rounded up."""
 
 PROTOCOL_BYTES = 1 << 18
-"""Bytes of an answer besides its text, rounded up."""
+"""Bytes of an answer without its text, rounded up."""
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """The reply to messages, and the tokens that the server charges for.
+    """The reply to messages, and the tokens that the server bills.
 
     A refused reply has been written by the server's policy and not by its model, or by a model that
-    declines. The counts are None if the server does not tell them.
+    declines. The counts are None if the server does not return them.
     """
 
     text: str
@@ -57,14 +57,14 @@ class ChatProtocol(Protocol):
 
 
 class OpenAIProtocol:
-    """`/v1/chat/completions`, as most servers speak it."""
+    """`/v1/chat/completions`, as most servers implement it."""
 
     key_header: str | None = None
 
     def build_request(
         self, model: str, messages: Messages, seed: int, params: SamplingParams
     ) -> JsonRequest:
-        """Send the seed, of which these servers read 31 bits."""
+        """Build the request with a seed of 31 bits, the most that these servers read."""
         # No token is banned: the ids of the student's vocabulary mean other tokens there.
         body = {
             "model": model,
@@ -97,7 +97,7 @@ class OpenAIProtocol:
 
 
 class AnthropicProtocol:
-    """`/v1/messages`: the system turn apart, no seed, temperatures up to 1."""
+    """`/v1/messages`: a separate system turn, no seed, temperatures up to 1."""
 
     key_header: str | None = "x-api-key"
 
@@ -127,7 +127,7 @@ class AnthropicProtocol:
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,
         }
-        # Some models refuse a request with both cuts, so those that cut nothing are left out.
+        # Some models refuse a request with both top_p and top_k, so inactive values are left out.
         body |= {"system": "\n\n".join(systems)} if systems else {}
         body |= {"top_p": params.top_p} if params.top_p < 1.0 else {}
         body |= {"top_k": params.top_k} if params.top_k else {}

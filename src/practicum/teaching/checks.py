@@ -1,6 +1,6 @@
 """Validation of the log-probabilities that a server returned; TeacherError with the reason.
 
-Whatever is broken is refused and never repaired, with one exception: minus infinity and the numbers
+Broken answers are refused and never repaired, with one exception: minus infinity and the numbers
 that stand for it become `TEACHER_FLOOR`, and are counted.
 """
 
@@ -33,7 +33,7 @@ NO_PROBABILITY = -9998.0
 NEAR_UNIFORM = 0.01
 
 MAX_OTHER_TEXTS = 0.2
-"""The largest share of other texts that is only another way of writing spaces and bytes."""
+"""The largest share of differing texts that is explained by other spellings of spaces and bytes."""
 
 
 def validate_scores(
@@ -66,7 +66,7 @@ def validate_scores(
     has_one_token = len({*request.prompt_tokens, *request.tokens}) == 1
     if same is not None and same > TEACHER_FLOOR and (is_uniform or not has_one_token):
         reason = (
-            f"minus the ln of {vocabulary}, which is no opinion"
+            f"minus the ln of {vocabulary}, as from a uniform distribution"
             if is_uniform
             else "and a model's opinions differ"
         )
@@ -82,8 +82,8 @@ def _clamp(number: Any, where: str) -> tuple[float, bool]:
     if number is None:
         return TEACHER_FLOOR, True
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise TeacherError(f"the log-probability of {where} is no number")
-    # Python's integers have no limit, and neither a float nor a tensor takes such a one.
+        raise TeacherError(f"the log-probability of {where} is not a number")
+    # Python's integers have no limit, but floats and tensors cannot hold very large integers.
     if isinstance(number, int) and abs(number) > MOST:
         raise TeacherError(
             f"the log-probability of {where} has {number.bit_length()} bits, and none is so large"
@@ -97,7 +97,7 @@ def _clamp(number: Any, where: str) -> tuple[float, bool]:
 def _validate_candidates(
     scores: ServerScores, k: int, vocabulary: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and log-probabilities [T, K], likeliest first."""
+    """Return ids and log-probabilities [T, K], most likely first."""
     count = k if vocabulary is None else min(k, vocabulary)
     rows = [_validate_row(row, count, vocabulary, f"token {n}") for n, row in enumerate(scores.top)]
     if len(rows) != len(scores.logprobs):
@@ -119,16 +119,16 @@ def _validate_row(
     if len(tokens) != count:
         raise TeacherError(f"{len(tokens)} candidates at {where} instead of {count}")
     if not all(map(is_token, tokens)):
-        raise TeacherError(f"a candidate at {where} is no token id")
+        raise TeacherError(f"a candidate at {where} is not a token id")
     if len(set(tokens)) != len(tokens):
-        raise TeacherError(f"a candidate at {where} stands twice")
+        raise TeacherError(f"a candidate at {where} is listed twice")
     if vocabulary is not None and max(tokens) >= vocabulary:
         raise TeacherError(
             f"candidate {max(tokens)} at {where} is not in the vocabulary of {vocabulary} tokens"
         )
     logprobs = [_clamp(number, f"a candidate at {where}")[0] for _, number in row]
     if any(later > earlier for earlier, later in pairwise(logprobs)):
-        raise TeacherError(f"the candidates at {where} are not ordered, likeliest first")
+        raise TeacherError(f"the candidates at {where} are not ordered, most likely first")
     mass = sum(map(math.exp, logprobs))
     if mass > 1 + HIGHEST:
         raise TeacherError(

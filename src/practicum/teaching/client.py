@@ -31,7 +31,7 @@ from practicum.types import (
 
 
 class FollowerTeacher(Teacher):
-    """A teacher whose state is the state of a part of it, if there is such a part."""
+    """A teacher that saves the state of its student-following part, if it has such a part."""
 
     _follower: StepFollower | None = None
 
@@ -71,7 +71,7 @@ class ClientTeacher(FollowerTeacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score exactly the tokens of each rollout."""
         # The prompt is rendered again with this teacher's template, but the completion is never
-        # tokenised again: its tokens are scored as they were sampled.
+        # tokenised again: the teacher scores exactly the sampled tokens.
         prompts = self._renderer.render_all([rollout.prompt.messages for rollout in rollouts])
         requests = [
             ScoreRequest(
@@ -100,14 +100,14 @@ class ClientTeacher(FollowerTeacher):
 def rewrite_sample(
     sample: Sample, prompt: Prompt, writer: Renderer, reader: Renderer, params: SamplingParams
 ) -> Sample:
-    """Return a sample in the reader's tokens, from the text that the writer's tokens are.
+    """Convert a sample to the reader's tokens, through the text of the writer's tokens.
 
-    The reader's chat template decides where the thoughts stand.
+    The reader's chat template decides the position of the thoughts.
     """
     text = writer.read_answer(prompt.messages, sample.tokens.tolist())
     tokens = reader.encode_answer(prompt.messages, text, params.max_new_tokens, drops_thoughts=True)
     if sample.stop_reason != "stop" and len(tokens) > 1 and tokens[-1] in params.stop_ids:
-        # The renderer ends each answer with a stop token, and this one was cut off.
+        # The renderer ends each answer with a stop token, and this answer was truncated.
         tokens = tokens[:-1]
     return replace(
         sample,

@@ -1,7 +1,7 @@
-"""Proof that a server is the model of a folder: its scores of fixed texts, and what explains them.
+"""Compare a server with a model folder: scores of fixed texts, and explanations of differences.
 
 Each explanation turns the folder's distributions into the scores that a server with that fault
-would give. The first one that explains nearly all of the difference is named.
+would give. The first explanation that covers nearly all of the difference is named.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +18,13 @@ EXPLAINED = 0.2
 """The largest share of the difference that an explanation may leave."""
 
 SAME = 0.01
-"""The mean difference in nats below which two models are the same, whatever rounds them."""
+"""The mean difference in nats below which two models are the same; rounding explains the rest."""
 
 ROUNDINGS = 3.0
 """The multiple of the difference in the folder's own bfloat16 that still counts as rounding."""
 
 ALIKE = 0.9
-"""The correlation of two models' scores from which they are one model with other digits."""
+"""The correlation of scores from which two models are one model at another precision."""
 
 TEMPERATURES = 0.2, 5.0
 ROUNDS, STEPS = 4, 13
@@ -62,10 +62,10 @@ class ScoredText:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """The verdict on a server, and its distance from the folder in nats a token.
+    """The verdict on a server, and its distance from the folder in nats per token.
 
     - difference, largest: of the log-probabilities of the texts' tokens, on average and at most
-    - divergence: KL(folder || server), None if the scores are of no distribution over the tokens
+    - divergence: KL(folder || server), None if the scores belong to no distribution over the tokens
     - rounding: the mean difference of the folder in bfloat16 from itself
     """
 
@@ -84,11 +84,11 @@ class ModelComparison:
 
     def render_lines(self) -> list[str]:
         """Return the comparison for a terminal, line by line."""
-        divergence = "" if self.divergence is None else f"; KL {self.divergence:.2g} a token"
+        divergence = "" if self.divergence is None else f"; KL {self.divergence:.2g} per token"
         return [
             f"against: {self.verdict}: {self.detail}",
-            f"differ: by {self.difference:.2g} nats a token and {self.largest:.2g} at most over "
-            f"{self.tokens} tokens{divergence}; bfloat16 alone makes {self.rounding:.1g}",
+            f"differ: by {self.difference:.2g} nats per token (at most {self.largest:.2g}) over "
+            f"{self.tokens} tokens{divergence}; bfloat16 rounding causes {self.rounding:.1g}",
         ]
 
 
@@ -97,8 +97,8 @@ def compare_scores(
 ) -> ModelComparison:
     """Compare a server's scores with a folder's, and name what separates them.
 
-    `rounding` is the mean difference that bfloat16 makes. `other_texts` says which of the server's
-    tokens have other texts than the folder's, None if they agree.
+    `rounding` is the mean difference that bfloat16 causes. `other_texts` describes the server's
+    tokens with other texts than the folder's, None if all texts agree.
     """
     gaps = torch.cat([text.answered - text.own for text in texts])
     difference = float(gaps.abs().mean())
@@ -121,22 +121,23 @@ def _explain(
     """Return the verdict and its reason."""
     if other_texts is not None:
         return "a permuted vocabulary", other_texts
-    # A model whose weights are large loses more by rounding, and no fixed limit fits all of them.
+    # A model with large weights loses more by rounding, so no fixed limit fits all models.
     limit = max(SAME, ROUNDINGS * rounding)
     if difference <= limit:
-        return "the same model", "its scores are the folder's, to rounding"
-    # The simplest fault comes first: a temperature has one number and fits the fewest others.
+        return "the same model", "its scores equal the folder's up to rounding"
+    # The simplest fault comes first: a temperature has one parameter, so it rarely fits other
+    # faults.
     bound = EXPLAINED * difference
     temperature, unexplained = _fit_temperature(texts)
     if unexplained <= bound:
         return (
             "another temperature",
-            f"the scores are the folder's at temperature {temperature:.2f}; {unexplained:.1g} nats a token "
-            "remain; serve it without a temperature of its own, or with raw log-probabilities",
+            f"the scores are the folder's at temperature {temperature:.2f}; {unexplained:.1g} nats per "
+            "token remain; serve it without a default temperature, or with raw log-probabilities",
         )
     shift = _find_shift(texts, bound)
     if shift is not None:
-        return "off by one position", f"{shift}; look at what cuts the server's lists"
+        return "off by one position", f"{shift}; check the code that cuts the server's lists"
     if _has_other_order(texts, bound):
         return (
             "a permuted vocabulary",
@@ -148,7 +149,7 @@ def _explain(
         return (
             "fewer bits",
             f"the scores correlate by {correlation:.3f} and differ by {difference / rounding:.0f} "
-            "times what bfloat16 makes: quantised weights or states, or weights trained on a little",
+            "times bfloat16's difference: quantised weights or states, or slightly retrained weights",
         )
     return (
         "other weights",
@@ -174,7 +175,7 @@ def _measure_rest(
 
 
 def _fit_temperature(texts: Sequence[ScoredText]) -> tuple[float, float]:
-    """Return the temperature that explains the scores best, and the difference that it leaves."""
+    """Return the temperature that explains the scores best, and the remaining difference."""
 
     def measure(temperature: float) -> float:
         return _measure_rest(
@@ -189,7 +190,7 @@ def _fit_temperature(texts: Sequence[ScoredText]) -> tuple[float, float]:
     for _ in range(ROUNDS):
         grid = torch.linspace(low, high, STEPS).exp().tolist()
         best = min(grid, key=measure)
-        # Only the two neighbours of the best can enclose a better one.
+        # A better temperature can only lie between the two neighbours of the best.
         step = (high - low) / (STEPS - 1)
         center = float(torch.tensor(best).log())
         low, high = center - step, center + step
@@ -197,10 +198,10 @@ def _fit_temperature(texts: Sequence[ScoredText]) -> tuple[float, float]:
 
 
 def _find_shift(texts: Sequence[ScoredText], bound: float) -> str | None:
-    """Return how the scores are misplaced by one position; None if they are not."""
+    """Explain how the scores are off by one position; None if they are not."""
     explanations: Iterable[tuple[str, Callable[[ScoredText], Tensor]]] = (
-        ("each score is that of the token before", lambda text: text.own[:-2]),
-        ("each score is that of the next token", lambda text: text.own[2:]),
+        ("each score belongs to the token before", lambda text: text.own[:-2]),
+        ("each score belongs to the next token", lambda text: text.own[2:]),
         (
             "each token is scored by the prediction of the token before it",
             lambda text: _pick(text.local[:-2], text.tokens[1:-1]),
@@ -240,10 +241,10 @@ def _measure_correlation(texts: Sequence[ScoredText]) -> float:
 
 
 def _estimate_divergence(gaps: Float[Tensor, " N"]) -> float:
-    """Return KL(folder || server) from the scores of texts that the folder wrote.
+    """Estimate KL(folder || server) from the scores of texts that the folder wrote.
 
-    The mean of exp(g) - 1 - g is unbiased as the mean of -g is, and none of its terms is negative.
+    The mean of exp(g) - 1 - g is unbiased, like the mean of -g, and no term is negative.
     """
-    # A plain mean of gaps has an error far above the divergence that a few bits cost.
+    # A plain mean of gaps has an error far above the divergence caused by a few bits.
     double = gaps.double()
     return float((double.exp() - 1.0 - double).mean())

@@ -1,7 +1,7 @@
 """The requests and answers of servers that score given tokens: vLLM, SGLang and OpenAI's `echo`.
 
-Each dialect builds the body of a request and parses its answer; `_checks` validates what it says.
-Scores are requested at temperature 1 with every other change of the distribution off, so that the
+Each dialect builds the body of a request and parses its answer; `checks` validates the scores.
+Scores are requested at temperature 1 without any other change of the distribution, so that the
 defaults of a server or of its model do not matter.
 """
 
@@ -33,9 +33,9 @@ Numbers = list[Any]
 class ServerScores:
     """A server's scores of T tokens in the form that the dialects share, unchecked.
 
-    `ids` are the tokens it claims to have scored (None: it does not say), `top` its K likeliest
-    tokens with their log-probabilities in its own order, and `texts` the text of some tokens, for
-    comparing vocabularies.
+    `ids` are the tokens that the server claims to have scored (None: it does not say). `top` are
+    its top K tokens with their log-probabilities, in the server's order. `texts` holds the text of
+    some tokens, for comparing vocabularies.
     """
 
     logprobs: Numbers
@@ -62,12 +62,12 @@ class ServerCompletion:
 
 @runtime_checkable
 class Dialect(Protocol):
-    """A way of asking a server.
+    """The request and answer format of a kind of server.
 
-    `name` is its name in a recipe, and `launch` the flags with which a server that scores is
-    started, empty if there are none to advise; `states_launch` those with which it writes hidden
-    states too. `block` is the number of tokens about which one request can name candidates: 0 if it
-    can name none, and some where all tokens of a request have the same candidates.
+    `name` is its name in a recipe. `launch` holds the recommended flags for a server that scores,
+    and `states_launch` the flags for a server that also writes hidden states; both may be empty.
+    `block` is the number of tokens for which one request can name candidates: 0 if requests cannot
+    name candidates, and small if all tokens of a request share the same candidates.
     """
 
     name: str
@@ -78,13 +78,13 @@ class Dialect(Protocol):
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Return the request for log-probabilities of the tokens and of the k likeliest at each."""
+        """Return the request for log-probabilities of the tokens and of the top k at each."""
         ...
 
     def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Return the scores in an answer.
 
-        LookupError, TypeError, ValueError or AttributeError if it has another form.
+        LookupError, TypeError, ValueError or AttributeError if the answer has another form.
         """
         ...
 
@@ -95,7 +95,7 @@ class Dialect(Protocol):
         ...
 
     def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
-        """Return the scores in an answer, the candidates likeliest first; errors as above."""
+        """Return the scores in an answer, most likely candidate first; errors as above."""
         ...
 
     def build_sample_request(
@@ -110,7 +110,7 @@ class Dialect(Protocol):
 
 
 def _build_neutral_sampling(temperature: float) -> dict[str, Any]:
-    """Return body fields that leave the distribution unchanged but for the temperature."""
+    """Return body fields that leave the distribution unchanged except for the temperature."""
     penalties = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
     return {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **penalties}
 
@@ -121,7 +121,7 @@ def _build_sampling(params: SamplingParams) -> dict[str, Any]:
 
 
 def _build_ban(params: SamplingParams) -> dict[str, Any]:
-    """Return the field that keeps the server from writing some tokens; empty if it may write all.
+    """Return the field that bans tokens; empty if no token is banned.
 
     OpenAI's bias of -100 on a logit bans a token.
     """
@@ -131,7 +131,7 @@ def _build_ban(params: SamplingParams) -> dict[str, Any]:
 
 
 def _build_request(path: str, body: Mapping[str, Any], tokens: int, k: int = 2) -> JsonRequest:
-    """Return a request whose answer has room for the scores of `tokens` with `k` candidates."""
+    """Return a request that allows an answer with scores of `tokens` with `k` candidates each."""
     largest = (1 << 18) + tokens * (k + 2) * BYTES_A_CANDIDATE
     return JsonRequest(path, body, max_answer_bytes=largest)
 
@@ -156,7 +156,7 @@ class Vllm:
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Ask for every position: the server cannot return the last ones alone."""
+        """Ask for every position: the server cannot return only the last positions."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": k}
         body |= _build_neutral_sampling(temperature)
@@ -175,7 +175,7 @@ class Vllm:
             decoded = {token: entry.get("decoded_token") for token, entry in row.items()}
             texts |= {token: text for token, text in decoded.items() if isinstance(text, str)}
             candidates = [(token, entry["logprob"]) for token, entry in row.items()]
-            # The scored token is returned besides the k likeliest, if it is none of them.
+            # If the scored token is not among the top k, it is returned in addition to them.
             top.append(sorted(candidates, key=_rank_candidate)[:k])
         pairs = zip(entries, request.tokens, strict=True)
         ids = [None if entry is None else token for entry, token in pairs]
@@ -188,7 +188,7 @@ class Vllm:
         """Name the ids of each position: the token itself first, then its candidates."""
         ids = [*request.prompt_tokens, *request.tokens]
         sampling = {"max_tokens": 1, **_build_neutral_sampling(temperature)}
-        # Row i scores what follows position `prompt_logprob_start + i`.
+        # Row i scores the token after position `prompt_logprob_start + i`.
         sampling["prompt_logprob_start"] = len(request.prompt_tokens) - 1
         sampling["prompt_logprob_token_ids"] = [
             [token, *row] for token, row in zip(request.tokens, _list_named(request), strict=True)
@@ -247,13 +247,13 @@ class Sglang:
     name = "sglang"
     launch = "--chunked-prefill-size 2048"
     states_launch = ""
-    # The ids that a request names are scored at all of its positions, so they add up.
+    # All ids that a request names are scored at all of its positions, so long requests cost more.
     block = 32
 
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Ask for the completion's tokens alone, after one that has no log-probability."""
+        """Ask for only the completion's tokens, after one entry without a log-probability."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
             "input_ids": ids,
@@ -284,14 +284,14 @@ class Sglang:
     def build_naming_request(
         self, model: str, request: ScoreRequest, temperature: float = 1.0
     ) -> JsonRequest:
-        """Name the ids of all positions together."""
+        """Name the union of all positions' ids."""
         plain = self.build_score_request(model, request, 0, temperature)
         union = sorted({token for row in _list_named(request) for token in row})
         body = {**(plain.body or {}), "token_ids_logprob": union}
         return _build_request(plain.path, body, len(request.tokens), len(union))
 
     def parse_named(self, answer: Any, request: ScoreRequest) -> ServerScores:
-        """Parse the tokens as ever, and take each position's candidates from those of all."""
+        """Parse the tokens as usual, and pick each position's candidates from the union."""
         plain = self.parse_scores(answer, request, 0)
         table = _take_last(answer["meta_info"]["input_token_ids_logprobs"], len(request.tokens))
         top = []
@@ -326,7 +326,7 @@ class Sglang:
 
 
 class Echo:
-    """`/v1/completions` with `echo` and `logprobs`, as OpenAI's old models had it.
+    """`/v1/completions` with `echo` and `logprobs`, as OpenAI's old models implement it.
 
     Its candidates are texts and cannot be used, unless the server writes them as `token_id:17` on
     request.
@@ -340,7 +340,7 @@ class Echo:
     def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Ask for one generated token and cut it off, because some servers refuse to give none."""
+        """Ask for one generated token and drop it, because some servers refuse to generate none."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {"model": model, "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": max(k, 1)}
         body |= {"return_tokens_as_token_ids": True, "temperature": temperature, "top_p": 1.0}
@@ -406,7 +406,7 @@ def read_model_name(answer: Any) -> str | None:
 
 
 def read_states_name(answer: Any) -> str | None:
-    """Return the name of the file of hidden states that an answer promises, None if it does not."""
+    """Return the file name of the hidden states that an answer promises, None without a promise."""
     params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
     path = params.get("hidden_states_path") if isinstance(params, dict) else None
     # Only the name counts: a server must not choose which files of this machine are read.
@@ -415,14 +415,15 @@ def read_states_name(answer: Any) -> str | None:
 
 
 def _rank_candidate(candidate: tuple[Any, Any]) -> tuple[Any, Any]:
-    # What is no number comes last: `_checks` refuses it with a reason, so sorting must not fail.
+    # Values that are not numbers come last: `checks` refuses them with a reason, so sorting must
+    # not fail.
     token, logprob = candidate
     return (-logprob if isinstance(logprob, int | float) else math.inf), token
 
 
 def _list_named(request: ScoreRequest) -> list[list[int]]:
     """Return the candidates of each token of a request that names them."""
-    assert request.candidates is not None, "whoever asks about candidates names them"
+    assert request.candidates is not None, "the request names no candidates"
     return request.candidates.tolist()
 
 

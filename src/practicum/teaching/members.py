@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _check_names(teachers: dict[str, Any]) -> dict[str, Any]:
-    """Return the members; ValueError without any, or if a name cannot be part of a tensor's."""
+    """Return the members; ValueError if there are none, or if a name is invalid for tensors."""
     if not teachers:
         raise ValueError("no teacher is named; write `teachers: {math: {...}, code: {...}}`")
     for name in teachers:
@@ -43,7 +43,7 @@ def place_members(teachers: Mapping[str, TeacherConfig]) -> dict[str, TeacherCon
 def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
     """Return what all members can answer.
 
-    A member without any signal narrows no signal of the others, but it cannot generate.
+    A member without any signal does not narrow the other members' signals, but it cannot generate.
     """
     everyone = list(members)
     follows = any(member.follows_student for member in everyone)
@@ -77,7 +77,7 @@ class TeacherOfMembers(Teacher):
         self._members = members
 
     def _ask(self, name: str, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return one member's signals, named after it; TeacherError if it leaves a rollout out."""
+        """Return one member's signals, named after it; TeacherError if it omits a rollout."""
         answers = self._members[name].score(rollouts, signal)
         if len(answers) != len(rollouts):
             raise TeacherError(

@@ -1,4 +1,4 @@
-"""The capabilities of a server, found by asking it: dialect, models, candidates, noise, speed.
+"""Measure the capabilities of a server: dialect, models, candidates, noise, speed.
 
 All requests are about one short sequence, the canary. Its log-probabilities also identify a model.
 """
@@ -29,7 +29,7 @@ from practicum.text.safe import MAX_EXCERPT_CHARACTERS
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 USUAL_VOCABULARY = 2048
-"""A vocabulary size that every language model exceeds; toys have fewer tokens, and say so."""
+"""A vocabulary size that every language model exceeds; smaller toy models declare their size."""
 
 IGNORED = 1e-3
 """The difference of two temperatures' scores, in nats, below which a server ignores temperature."""
@@ -38,13 +38,13 @@ COMPLETE = 1e-4
 """The missing probability at each token below which candidates are the complete vocabulary."""
 
 BEGINNINGS, PATIENCE = 8, 60.0
-"""The number of canary beginnings that the server continues, and the seconds for each of them."""
+"""The number of canary prefixes that the server continues, and the seconds for each of them."""
 
 FITS = 0.6
 """The share of greedy tokens that must also score best; rounding may change a few."""
 
 NAMED = 8
-"""The tokens of the canary whose candidates are named; they all differ from each other."""
+"""The number of canary tokens with named candidates; all candidates differ from each other."""
 
 NOISY = 1e-2
 SHOWN_MODELS = 8
@@ -53,23 +53,23 @@ LONGEST_ID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answers of a server.
+    """The measured properties of a server.
 
     - dialect: None if the server samples and cannot score given tokens
-    - largest_k: 0 if it gives log-probabilities of the given tokens alone
+    - largest_k: 0 if the server only returns log-probabilities of the given tokens
     - context: the longest text with one generated token, None if the server does not say
     - tempered: scores follow the request's temperature
-    - noise: differences of the canary's scores, in nats, alone and in a batch
+    - noise: differences of the canary's scores, in nats, sent singly and in a batch
     - seconds: the time of one score
     - token_ids: completions come as token ids
     - canary, sequence: log-probabilities of the canary, and the canary itself
     - texts: the server's texts of some tokens
     - answered_by: the model that its answers name
     - parity: the share of the tokens it samples greedily that it also scores best
-    - wire: bytes a token of requests and answers, for `sampled` and with `largest_k` candidates
-    - names: it scores candidates that a request names
-    - writes_states: it says that it writes hidden states, which give the full distribution
-    - misplaced: how its scores stand at other positions than what it writes, None if they do not
+    - wire: bytes per token of requests and answers, for `sampled` and with `largest_k` candidates
+    - names: the server scores candidates that a request names
+    - writes_states: the server reports that it writes hidden states (the full distribution)
+    - misplaced: how its scores are shifted against the tokens it generates, None if they are not
     """
 
     model: str
@@ -98,7 +98,7 @@ class Probe:
 
     @property
     def tolerance(self) -> float:
-        """The change of a canary token, in nats, above which the model is another one.
+        """The change of a canary token's score, in nats, above which the model has changed.
 
         It is 0.01, or three times the server's own noise.
         """
@@ -106,10 +106,10 @@ class Probe:
 
     @property
     def signals(self) -> str:
-        """The signals that a recipe can ask for, in its own words."""
+        """The signals that a recipe can ask for, as written in a recipe."""
         if self.dialect is None:
             return (
-                "text (it writes answers and scores none: rollout.source: teacher or "
+                "text (it writes answers and does not score: rollout.source: teacher or "
                 "mix(other=teacher), signal: text)"
             )
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
@@ -131,17 +131,17 @@ class Probe:
             return [*lines, f"time: {self.seconds:.2f} s for one token"]
         if self.parity is not None and self.parity < FITS:
             lines.append(
-                f"written: of the tokens that it writes as the likeliest {self.parity:.0%} are "
-                "those that it scores best; look for a bias, a grammar, or another model behind "
-                "one of the two"
+                f"written: only {self.parity:.0%} of its greedy tokens are also the tokens that it "
+                "scores best; look for a logit bias, a grammar, or different models behind "
+                "generation and scoring"
             )
         form = "token ids" if self.token_ids else "text"
         context = "not said"
         if self.context is not None:
-            context = f"{self.context} tokens, one of which the server must generate"
+            context = f"{self.context} tokens, including one that the server must generate"
         tempered = "ignore the request's temperature"
         if self.tempered:
-            tempered = "follow the request's temperature, and are asked at 1"
+            tempered = "follow the request's temperature, and are requested at 1"
         alone, company = self.noise
         noisy = " (noisy: the same text gets other scores)" if max(self.noise) > NOISY else ""
         tokens = len(self.sequence.prompt_tokens) + len(self.sequence.tokens)
@@ -150,7 +150,7 @@ class Probe:
             f"dialect: {self.dialect.name}; its answers come as {form}",
             f"context: {context}",
             f"scores: {tempered}",
-            f"repeated: differ by {alone:.1e} alone and {company:.1e} in company{noisy}",
+            f"repeated: differ by {alone:.1e} singly and {company:.1e} in a batch{noisy}",
             f"time: {self.seconds:.2f} s for {tokens} tokens",
             f"bytes: {self._describe_bytes()}",
             *([f"start with: {self.dialect.launch}"] if self.dialect.launch else []),
@@ -159,25 +159,25 @@ class Probe:
         ]
 
     def _describe_states(self) -> list[str]:
-        """Return the flags for the full distribution and its cost, if the server is of that kind."""
+        """Return the flags and the cost of the full distribution, if the server supports it."""
         if self.dialect is None or not self.dialect.states_launch or self.writes_states:
             return []
         return [
-            "full: not now; started also with these flags, the server writes hidden states, on this "
-            f"machine or into a shared folder, 2 bytes x width a token: {self.dialect.states_launch}"
+            "full: not now; with these additional flags, the server writes hidden states, on this "
+            f"machine or into a shared folder, 2 bytes x width per token: {self.dialect.states_launch}"
         ]
 
     def _describe_bytes(self) -> str:
-        """Return the bytes that each signal costs a token of prompt and completion."""
+        """Return the bytes of each signal per token of prompt and completion."""
         plain, candidates = (round(count) for count in self.wire)
         more = f", {candidates:,} with {self.largest_k} candidates" if self.largest_k else ""
-        return f"{plain:,} a token for sampled{more}"
+        return f"{plain:,} per token for sampled{more}"
 
 
 def build_canary(vocabulary: int | None) -> ScoreRequest:
     """Return a fixed sequence of tokens of the vocabulary.
 
-    It is no text, so that the scores of two models differ.
+    It is not natural text, so that the scores of two models differ.
     """
     size = min(vocabulary or USUAL_VOCABULARY, USUAL_VOCABULARY)
     ids = tuple((31 * n * n + 17 * n + 5) % size for n in range(27))
@@ -194,10 +194,10 @@ def probe(
     must_align: bool = True,
     temperature: float = 1.0,
 ) -> Probe:
-    """Ask a server what it can do, with at most `wanted_k` candidates of scores at a temperature.
+    """Probe a server's capabilities, with at most `wanted_k` candidates, at a temperature.
 
-    Errors: TeacherError if it cannot be reached, answers nonsense, or (`must_align`) scores another
-    position than it writes; CapabilityError if it can neither score nor sample.
+    Errors: TeacherError if it cannot be reached, gives invalid answers, or (`must_align`) scores
+    shifted positions; CapabilityError if it can neither score nor sample.
     """
     models, context = list_models(client)
     chosen = choose_model(client, models, model)
@@ -227,7 +227,7 @@ def probe(
             _raise_if_unauthorized(error)
             failures.append(f"chat: {client.quote(str(error))}")
     raise CapabilityError(
-        f"{client.address}: no way of asking for log-probabilities or answers works "
+        f"{client.address}: no known request for log-probabilities or answers works "
         f"({'; '.join(failures)})"
     )
 
@@ -244,7 +244,7 @@ class _UnexpectedFormat(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _ProbeAnswer:
-    """A server's scores of a sequence: validated, as they came, and the model that it names."""
+    """A server's scores of a sequence: validated and raw, and the model that it names."""
 
     signal: TeacherSignal
     scores: ServerScores
@@ -264,7 +264,7 @@ class _CanaryScorer:
     temperature: float
 
     def score(self, k: int, hotter: float = 1.0, company: int = 0) -> _ProbeAnswer:
-        """Return the canary's scores, alone or with `company` other sequences in the batch."""
+        """Return the canary's scores, with `company` other sequences in the batch."""
         k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
         # Rotations of the canary: other texts of the same length.
@@ -342,7 +342,7 @@ def measure_difference(first: Tensor | None, second: Tensor | None) -> float:
 
 
 def match_canaries(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    """Return True if two canaries are of one model: equally long and nowhere farther apart."""
+    """Return True if two canaries match: equal length, and no difference above the tolerance."""
     return first.shape == second.shape and measure_difference(first, second) <= tolerance
 
 
@@ -379,7 +379,7 @@ def _can_name(scorer: _CanaryScorer, expected: TeacherSignal) -> bool:
         return False
     assert signal.topk_ids is not None and signal.topk_logprobs is not None
     repeated = (signal.topk_ids == tokens[:, None]).float() * signal.topk_logprobs
-    # What it says of a token that is named must be what it says of it otherwise.
+    # A token's score must be the same with and without being named.
     return measure_difference(repeated.sum(dim=1), expected.logprobs[:NAMED]) <= NOISY
 
 
@@ -399,7 +399,7 @@ def find_largest_k(count: Callable[[int], int], wanted_k: int) -> int:
 
 
 def _sample_greedily(scorer: _CanaryScorer) -> list[int]:
-    """Return the server's greedy token after each beginning of the canary; none without ids."""
+    """Return the server's greedy token after each prefix of the canary; empty without token ids."""
     prompt, tokens = scorer.canary.prompt_tokens, scorer.canary.tokens
     params = SamplingParams(1, temperature=0.0)
     json_requests = []
@@ -422,7 +422,7 @@ def _measure_parity(
 ) -> tuple[float | None, str | None]:
     """Return the share of greedy tokens that also score best, None if it cannot be measured.
 
-    The second value says where they score best instead, if it is one position before or after.
+    The second value describes a shift if the tokens score best one position before or after.
     """
     if scored.topk_ids is None or len(greedy) != BEGINNINGS:
         return None, None
@@ -433,9 +433,9 @@ def _measure_parity(
         return aligned, None
     where = "one before" if before > after else "next one"
     return aligned, (
-        "its scores are off by one position: of the tokens that it writes as the likeliest, "
-        f"{aligned:.0%} are scored best at their own place, and {max(before, after):.0%} at the "
-        f"{where}; look at how the server, or what stands before it, cuts its lists"
+        "its scores are off by one position: of its greedy tokens, "
+        f"{aligned:.0%} are scored best at their own position, and {max(before, after):.0%} at the "
+        f"{where}; look at how the server, or a proxy before it, cuts its lists"
     )
 
 
@@ -446,7 +446,7 @@ def _compare(greedy: Sequence[int], best: Sequence[int]) -> float:
 
 
 def list_models(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
-    """Return the ids of the models that a server offers, and the context of the first, if told."""
+    """Return the ids of a server's models, and the context of the first model, if known."""
     try:
         answer = client.ask(JsonRequest("/v1/models", name="the list of models"))
     except RequestRefused as error:
@@ -459,8 +459,7 @@ def list_models(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
         length = entries[0].get("max_model_len") if entries else None
     except (LookupError, TypeError, AttributeError):
         raise TeacherError(
-            f"{client.address}/v1/models: the answer is no list of models; look at what the "
-            "address is"
+            f"{client.address}/v1/models: the answer is not a list of models; check the address"
         ) from None
     return names, length if isinstance(length, int) and length > 0 else None
 
@@ -477,6 +476,6 @@ def choose_model(client: JsonClient, models: Sequence[str], name: str | None) ->
     if len(models) > 1:
         raise CapabilityError(
             f"{client.address}: {len(models)} models are served there; "
-            f"write model: one of {offered}"
+            f"set model to one of {offered}"
         )
     return models[0] if models else "default"

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class ReadingConfig(BaseModel):
-    """The facts about a model that its server does not tell."""
+    """The facts about a model that its server does not report."""
 
     tokenizer: str | None = Field(
         default=None,
@@ -29,12 +29,12 @@ class ReadingConfig(BaseModel):
     )
 
     def build_renderer(self, address: str, context: TeacherContext) -> Renderer:
-        """Return the model's renderer; without a tokenizer of its own, it is the student's."""
+        """Return the model's renderer; without a `tokenizer`, the student's renderer."""
         settings = self.model_dump(include={"template", "system", "thinking"}, exclude_none=True)
         if self.tokenizer is not None:
             return context.load_renderer(ModelConfig(model=self.tokenizer, **settings))
         log.info(
-            f"{address}: its tokenizer and template are taken to be the student's; write "
-            "tokenizer: ... to have them compared"
+            f"{address}: its tokenizer and template are assumed to be the student's; set "
+            "tokenizer: ... to compare them"
         )
         return replace(context.renderer, **settings)

@@ -1,4 +1,4 @@
-"""A server as a scorer: a request for each completion, checked answers, and checks of its model."""
+"""A server as a scorer: one request per completion, with checks of answers and model."""
 
 import contextlib
 import hashlib
@@ -48,12 +48,12 @@ MOST_CLAMPED = 1e-3
 """The largest share of log-probabilities that may be minus infinity."""
 
 ALWAYS_ALLOWED = 10
-"""The number of them that is allowed whatever the share."""
+"""The number of clamped log-probabilities that is always allowed, even above that share."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The limits of a server: seconds a request, speed, concurrency, and total tokens to score."""
+    """The limits of a server: seconds per request, speed, concurrency, and tokens to score."""
 
     seconds: float = 30.0
     tokens_per_second: float = 50.0
@@ -62,7 +62,7 @@ class ServerLimits:
     canary_every: int = 16
 
     def add_timeout(self, request: JsonRequest, tokens: int) -> JsonRequest:
-        """Return the request with time for its tokens and for those of concurrent requests."""
+        """Return the request with a timeout for its own and all concurrent requests' tokens."""
         seconds = self.seconds + self.concurrency * tokens / self.tokens_per_second
         return replace(request, seconds=seconds)
 
@@ -79,7 +79,7 @@ class ServerGenerator:
 
     @contextlib.contextmanager
     def counting(self, phase: Phase) -> Iterator[None]:
-        """Count the bytes that go out and come back in the block, even if it fails."""
+        """Count the bytes sent and received in the block, even if it fails."""
         before = self.http.wire_bytes
         try:
             yield
@@ -132,14 +132,14 @@ class ServerGenerator:
     def _read_tokens(self, completion: ServerCompletion, params: SamplingParams) -> list[int]:
         """Return the completion in the student's tokens, with a stop token exactly if it stopped.
 
-        TeacherError if there are none, or if they are no token ids.
+        TeacherError if the completion is empty, or if its entries are not token ids.
         """
         limit, stops = params.max_new_tokens, params.stop_ids
         if completion.tokens is None:
             text, messages = repair_text(completion.text), completion.messages
             tokens = self.renderer.encode_answer(messages, text, limit, drops_thoughts=True)
             if not completion.is_stopped and len(tokens) > 1 and tokens[-1] in stops:
-                # The renderer ends each answer with a stop token, and this one was cut off.
+                # The renderer ends each answer with a stop token, and this answer was truncated.
                 tokens = tokens[:-1]
         else:
             if not isinstance(completion.tokens, list):
@@ -165,7 +165,7 @@ class ServerGenerator:
 class RemoteClient(StepFollower, SamplingClient):
     """A client that scores and samples through a server.
 
-    Errors are TeacherErrors: a server that gives up, an impossible answer, or a model that changed
+    Errors are TeacherErrors: an unreachable server, an impossible answer, or a model that changed
     since the start. Its state is the canary of the start and the number of tokens scored so far.
     """
 
@@ -200,7 +200,7 @@ class RemoteClient(StepFollower, SamplingClient):
         return self._http.address
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Return log-probabilities of each request's tokens, and of the k likeliest on request."""
+        """Return log-probabilities of each request's tokens, and of the top k on request."""
         with self._generator.counting("score"):
             return self._score(requests, signal)
 
@@ -219,7 +219,7 @@ class RemoteClient(StepFollower, SamplingClient):
 
     def _score_named(self, requests: Sequence[ScoreRequest]) -> list[TeacherSignal]:
         """Return the log-probabilities of the candidates that the requests name."""
-        # A server that scores all named ids at each position is asked about a few tokens at a time.
+        # If a server scores all named ids at each position, each request only covers a few tokens.
         blocks = [_cut(request, self._dialect.block) for request in requests]
         answers = iter(
             self.ask_about(
@@ -253,17 +253,17 @@ class RemoteClient(StepFollower, SamplingClient):
     ) -> list[Read]:
         """Ask about each text within context and budget, and check that the model stays the same.
 
-        `empty` is the answer about a text without tokens, which is not sent.
+        `empty` is the answer for a text without tokens, which is not sent.
         """
         indexed = [(index, request) for index, request in enumerate(requests) if request.tokens]
         tokens = sum(_count_tokens(request) for _, request in indexed)
         for _, request in indexed:
             self._check_context(request)
         if indexed:
-            # Before the requests go out: the budget is money at a hosted server.
+            # Checked before the requests are sent: at a hosted server the budget is money.
             self._check_budget(tokens)
-            # Requests carry a model's name and no identity: a server may be restarted with other
-            # weights under the same name, and its scores would look like scores.
+            # Requests carry a model's name and no fingerprint: a server may be restarted with other
+            # weights under the same name, and its scores would look valid.
             if self._calls and self._calls % self._generator.limits.canary_every == 0:
                 self.check_same_model()
             self._calls += 1
@@ -277,7 +277,8 @@ class RemoteClient(StepFollower, SamplingClient):
             return parse(json_requests[number], indexed[number][1], answer)
 
         failures = self._http.failures
-        # Each answer is parsed on arrival: as JSON, all together would take many times the memory.
+        # Each answer is parsed on arrival: all answers together would take many times the memory as
+        # JSON.
         answers = self._http.send_all(json_requests, read)
         if self._http.failures != failures:
             # The server may have been started again with another model.
@@ -329,7 +330,7 @@ class RemoteClient(StepFollower, SamplingClient):
         if self._clamped > max(ALWAYS_ALLOWED, MOST_CLAMPED * self._logprobs):
             raise TeacherError(
                 f"{self._http.address}: {self._clamped} of {self._logprobs} log-probabilities are "
-                "minus infinity or missing; take away what forbids tokens at the server, such as a "
+                "minus infinity or missing; remove token restrictions at the server, such as a "
                 "grammar or a bias"
             )
         return signal
@@ -339,9 +340,10 @@ class RemoteClient(StepFollower, SamplingClient):
         context = self._probe.context
         if context is not None and prompt + completion + 1 > context:
             raise TeacherError(
-                f"{self._http.address}: a prompt of {prompt} and a completion of {completion} "
-                "tokens, and the one that the server must generate, do not fit its context of "
-                f"{context}; lower prompt_tokens or rollout.max_new_tokens, or serve a longer one"
+                f"{self._http.address}: a prompt of {prompt} tokens, a completion of {completion} "
+                "tokens and one generated token do not fit the server's context of "
+                f"{context}; lower prompt_tokens or rollout.max_new_tokens, or serve a longer "
+                "context"
             )
 
     def _check_budget(self, tokens: int) -> None:
@@ -358,7 +360,7 @@ class RemoteClient(StepFollower, SamplingClient):
         if names and self._probe.model not in names:
             raise TeacherError(
                 f"{self._http.address}: the server's model changed: it has "
-                f"{', '.join(names)[:200]} and no {self._probe.model} any more; serve that one and "
+                f"{', '.join(names)[:200]} and no {self._probe.model} any more; serve that model and "
                 "resume"
             )
         request = self._probe.sequence
@@ -422,7 +424,7 @@ def order_candidates(signal: TeacherSignal, candidates: Int[Tensor, "T K"]) -> T
 
 
 def _cut(request: ScoreRequest, block: int) -> list[ScoreRequest]:
-    """Cut a text into parts of at most `block` tokens, each after what comes before it."""
+    """Cut a text into parts of at most `block` tokens, each with the preceding text as prompt."""
     named, text = request.candidates, [*request.prompt_tokens, *request.tokens]
     starts = range(0, len(request.tokens), block) or range(1)
     first = len(request.prompt_tokens)
@@ -476,7 +478,7 @@ def find_canary_folder(folder: Path, model: str, canary: Tensor, tolerance: floa
                 f"{file}: cannot be written ({error.strerror}); name another folder"
             ) from error
         return file.parent.name
-    raise AssertionError("there is always a next number")
+    raise AssertionError("the numbers cannot run out")
 
 
 def _read_canary(file: Path) -> Tensor:

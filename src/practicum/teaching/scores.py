@@ -1,10 +1,11 @@
-"""Stored answers of a teacher in a folder: one file a call, written completely or not at all.
+"""Stored answers of a teacher in a folder: one file per call, written completely or not at all.
 
 A file is safetensors, written by hand because its size must be known in advance and its data are
 long. It holds an index (`keys`, `digests`, `lengths`, one row for each answer) and the answers one
-after another, one tensor for each field. Its name is the SHA-256 of its header, the header holds
-that of the index, and the index a digest of each answer, so reading finds damage anywhere. Nothing
-is ever changed or deleted: an answer has one value for as long as the folder exists.
+after another, one tensor for each field. The file name is the SHA-256 of the header, the header
+holds the SHA-256 of the index, and the index holds a digest of each answer, so reading detects
+damage anywhere. Nothing is ever changed or deleted: an answer has one value for as long as the
+folder exists.
 """
 
 import fcntl
@@ -95,7 +96,7 @@ class ScoreStore:
             return
         except OSError as error:
             raise ResourceError(
-                f"{self.folder} cannot be read: {error.strerror}; write another folder"
+                f"{self.folder} cannot be read: {error.strerror}; set another folder"
             ) from error
         for name in sorted(names - self._files):
             self._load(self.folder / name)
@@ -104,7 +105,7 @@ class ScoreStore:
         """Return the answer of a key in the store."""
         answer = self._answers[key]
         try:
-            # Python opens it too, because its error tells why a file cannot be opened.
+            # Python opens the file too, because its error explains why the file cannot be opened.
             with answer.path.open("rb"), safe_open(answer.path, framework="pt") as file:
                 rows = slice(answer.first, answer.first + answer.length)
                 entry = {name: file.get_slice(name)[rows] for name in answer.fields}
@@ -119,9 +120,9 @@ class ScoreStore:
     def keep(self, entries: Mapping[bytes, Entry]) -> set[bytes]:
         """Store the answers, all or none, and return the keys that were stored before.
 
-        The stored value of such a key counts. The first call that does not fit marks the folder as
-        full, and then nothing is stored again, however small: so the contents do not depend on
-        which calls were repeated.
+        The stored value of such a key is used. The first call that does not fit marks the folder as
+        full, and then nothing more is stored, even if it would fit: so the contents do not depend
+        on which calls were repeated.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,7 @@ class ScoreStore:
             raise
         except OSError as error:
             raise ResourceError(
-                f"{self.folder}: a teacher's answers cannot be kept ({error.strerror or error}); "
+                f"{self.folder}: a teacher's answers cannot be stored ({error.strerror or error}); "
                 "free space or make it writable and resume"
             ) from error
 
@@ -211,8 +212,8 @@ class ScoreStore:
 
 def _report_damage(path: Path, reason: str) -> TeacherError:
     return TeacherError(
-        f"{path} is damaged ({reason}); delete it, and what it holds will be scored again, to the "
-        "rounding of its batches"
+        f"{path} is damaged ({reason}); delete it, and its answers will be scored again (equal up "
+        "to rounding)"
     )
 
 
@@ -230,7 +231,7 @@ def _read_index(path: Path) -> dict[bytes, _StoredAnswer]:
         metadata = described.pop("__metadata__")
         end = max(entry["data_offsets"][1] for entry in described.values())
         if os.fstat(file.fileno()).st_size != len(prefix) + len(header) + end:
-            raise _Damage("it is not as long as its header says")
+            raise _Damage("its length differs from its header")
         count = described["lengths"]["shape"][0]
         index = file.read(count * INDEX_ROW)
     if hashlib.sha256(index).hexdigest() != metadata["index"]:

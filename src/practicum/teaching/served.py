@@ -1,4 +1,4 @@
-"""The settings of any server that a teacher is behind, and its HTTP client."""
+"""The settings of a teacher's server, and its HTTP client."""
 
 import os
 
@@ -18,13 +18,13 @@ class ServedConfig(AddressConfig):
     )
     concurrency: int = Field(default=16, ge=1, le=1024, description="requests at once")
     timeout: float = Field(
-        default=30.0, gt=0, description="seconds a request may take, besides those for its tokens"
+        default=30.0, gt=0, description="timeout per request in seconds, excluding generation time"
     )
     tokens_per_second: float = Field(
-        default=50.0, gt=0, description="the slowest speed of the server that a request allows"
+        default=50.0, gt=0, description="slowest accepted speed of the server, for timeouts"
     )
     give_up_after: float = Field(
-        default=120.0, ge=0, description="seconds in which a failing request is tried again"
+        default=120.0, ge=0, description="seconds during which a failing request is retried"
     )
     parameters: int | None = Field(
         default=None,
@@ -34,7 +34,7 @@ class ServedConfig(AddressConfig):
     )
 
     def declare_size(self, meter: Meter | None) -> None:
-        """Tell the meter of the model how large it is, if the recipe does."""
+        """Set the model's size in the meter, if the recipe states it."""
         if meter is not None and self.parameters is not None:
             meter.declare_size(self.parameters)
 

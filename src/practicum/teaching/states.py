@@ -1,7 +1,8 @@
-"""The hidden states that vLLM writes into files: its last layer's, finished here by norm and head.
+"""The last layer's hidden states, which vLLM writes to files; norm and head are applied here.
 
-vLLM's connector answers a request with the name of a file and writes it afterwards, under a lock.
-So the full distribution of a served model costs twice its width in bytes a token, and no patch.
+vLLM's connector replies with the name of a file and writes the file afterwards, under a lock.
+So the full distribution of a served model costs twice its width in bytes per token, and vLLM needs
+no patch.
 """
 
 import fcntl
@@ -49,16 +50,16 @@ STATE_BYTES = 2
 """The bytes of a number in the files of a model in half precision."""
 
 MAX_GAP = 0.05
-"""Mean nats by which the canary may differ here from the server; half precision makes less."""
+"""Mean nats by which the canary may differ here from the server; half precision causes less."""
 
 READS_STATES = Capabilities(
     signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
 )
-"""The answers of a teacher whose hidden states are read: its full distribution at each token."""
+"""The signals of a teacher with hidden states: up to its full distribution at each token."""
 
 
 class StatesConfig(FrozenConfig):
-    """The folder of a server's hidden states, and the model whose end reads them."""
+    """The folder of a server's hidden states, and the model with the last norm and head."""
 
     folder: str = Field(description="folder that the server writes to, as this machine sees it")
     model: str = Field(
@@ -70,7 +71,7 @@ class StatesConfig(FrozenConfig):
     )
 
     def describe_model(self) -> ModelConfig:
-        """Return the settings of the model whose end is read."""
+        """Return the settings of the model with the last norm and head."""
         return ModelConfig(model=self.model, device="cpu", trust_remote_code=self.trust_remote_code)
 
 
@@ -96,19 +97,19 @@ class StatesFolder:
             tensors = load_file(file)
         except FileNotFoundError:
             raise TeacherError(
-                f"{file} was named and is not there: the server failed to write it (its log says "
-                "why; vLLM 0.32 on a CPU always does), or writes to another folder"
+                f"{file} was named but does not exist: the server failed to write it (its log says "
+                "why; vLLM 0.32 on a CPU always fails), or writes to another folder"
             ) from None
         except (OSError, SafetensorError) as error:
             raise TeacherError(f"{file} cannot be read ({error}); look at the server") from error
         states = self._check(file, tensors, tokens)
         try:
-            # Nobody else reads them, and a run's would fill any disk.
+            # No other process reads these files, and the files of a whole run would fill the disk.
             file.unlink()
             self._lock_of(file).unlink()
         except OSError as error:
             raise TeacherError(
-                f"{file} cannot be removed ({error.strerror}), and the next ones would fill the "
+                f"{file} cannot be removed ({error.strerror}), and such files would fill the "
                 "folder; let this user write there"
             ) from error
         return states
@@ -117,7 +118,7 @@ class StatesFolder:
         return file.with_name(f"{file.name}.lock")
 
     def _wait(self, file: Path) -> None:
-        """Wait until the server has let go of the file's lock, at most some seconds."""
+        """Wait until the server has released the file's lock, with a timeout."""
         lock, end = self._lock_of(file), monotonic() + self.seconds
         try:
             descriptor = os.open(lock, os.O_RDONLY)
@@ -133,8 +134,8 @@ class StatesFolder:
                     fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     return
                 except BlockingIOError:
-                    # A wait without an end would outlive a server that died with its lock held by
-                    # a child.
+                    # Without a timeout, the wait would not end if the server died while a child
+                    # held the lock.
                     if monotonic() > end:
                         raise TeacherError(
                             f"{file} was not written in {self.seconds:g} s; look at the server"
@@ -150,11 +151,11 @@ class StatesFolder:
                 f"{file} holds no hidden_states [tokens, layers, width] and token_ids"
             )
         if ids.tolist() != list(tokens):
-            raise TeacherError(f"{file} is about other tokens than were sent; look at the server")
+            raise TeacherError(f"{file} has other tokens than were sent; look at the server")
         if states.shape[0] != len(tokens) or states.shape[2] != self.width:
             raise TeacherError(
-                f"{file} has states of {tuple(states.shape)} for {len(tokens)} tokens of a model "
-                f"whose width is {self.width}; name the model that is served"
+                f"{file} has states of {tuple(states.shape)} for {len(tokens)} tokens, and the "
+                f"model's width is {self.width}; name the model that is served"
             )
         last = states[:, -1].float()
         if not torch.isfinite(last).all():
@@ -165,8 +166,8 @@ class StatesFolder:
 class StatesClient(StepFollower, SamplingClient):
     """A client that reads full distributions from a server's files; see `SamplingClient`.
 
-    The server writes a file for every request. Those about a rollout are removed when they are
-    read; those of the probe, of the canary and of completions stay in the folder.
+    The server writes a file for every request. A rollout's file is removed when it is read; the
+    files of the probe, the canary and completions stay in the folder.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class StatesClient(StepFollower, SamplingClient):
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return the hidden states of each request's tokens with the head that reads them."""
-        # Files are read after the last answer: a wait for a lock would hold up other requests.
+        # Files are read after the last answer: waiting for a lock would delay other requests.
         answers = self._remote.ask_about(requests, self._build_body, _keep_answer, None)
         return [
             self._read(answer, request) for answer, request in zip(answers, requests, strict=True)
@@ -226,8 +227,8 @@ class StatesClient(StepFollower, SamplingClient):
         gap = (scores - expected).abs().mean().item()
         if not gap <= MAX_GAP:
             raise TeacherError(
-                f"{self._remote.address}: the end of {self._ending.source} makes other "
-                f"log-probabilities of the hidden states than the server, by {gap:.3g} nats a token; "
+                f"{self._remote.address}: the norm and head of {self._ending.source} give other "
+                f"log-probabilities than the server, by {gap:.3g} nats per token; "
                 "name the served model as teacher.states.model, and let the server write the states "
                 "of its last layer (eagle_aux_hidden_state_layer_ids: the number of its layers)"
             )
@@ -237,7 +238,7 @@ class StatesClient(StepFollower, SamplingClient):
         return self._remote.sample(requests, params)
 
     def save_state(self) -> dict[str, Tensor]:
-        """Return the state of the client behind it: its canary, and the tokens used so far."""
+        """Return the state of the inner client: its canary, and the tokens used so far."""
         return self._remote.save_state()
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""Answers of a server that writes, kept on disk by their prompts, each with its price.
+"""Answers of a chat server, stored on disk by prompt, each with its price.
 
-Every answer is one line of `answers.jsonl`, written when it arrives: what was paid for once is not
-paid for again, also if the run is killed in the middle of a call.
+Every answer is one line of `answers.jsonl`, written when it arrives: no answer is paid for twice,
+even if the run is killed in the middle of a call.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class KeptAnswer:
 class AnswerStore:
     """The answers of a folder by key; `money` is the price of all of them.
 
-    Without a folder, answers are kept for this process alone.
+    Without a folder, answers are kept for this process only.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -61,7 +61,7 @@ class AnswerStore:
                 file.write(line + "\n")
         except OSError as error:
             raise ResourceError(
-                f"{self._file}: an answer cannot be kept ({error.strerror}); make room, or name "
+                f"{self._file}: an answer cannot be stored ({error.strerror}); make room, or name "
                 "another teacher.folder"
             ) from error
 
@@ -71,7 +71,7 @@ class AnswerStore:
         self.money += entry.money
 
     def _read_lines(self, file: Path) -> None:
-        """Read the answers of the file; a line that a kill cut off is left out, and ended."""
+        """Read the answers of the file; a line that a kill truncated is skipped, and terminated."""
         text = file.read_text(encoding="utf-8", errors="replace")
         broken = 0
         for line in text.splitlines():
@@ -85,13 +85,13 @@ class AnswerStore:
                 continue
             self._put(key, KeptAnswer(answer, float(money)))
         if broken:
-            log.warning(f"{file}: {broken} lines are no answers and are not read")
-        # The next answer must not be glued to the half of a line.
+            log.warning(f"{file}: {broken} lines are not answers and are skipped")
+        # The next answer must not be appended to the truncated line.
         if text and not text.endswith("\n"):
             with file.open("a", encoding="utf-8") as writer:
                 writer.write("\n")
 
 
 def build_key(parts: Mapping[str, Any]) -> str:
-    """Return the key of an answer from all that it depends on."""
+    """Return the key of an answer: a digest of everything that it depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

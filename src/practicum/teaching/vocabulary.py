@@ -1,8 +1,8 @@
-"""A teacher with another vocabulary: its client, which asks and answers in the student's ids.
+"""A client for a teacher with another vocabulary, with requests and answers in the student's ids.
 
-Both vocabularies agree at the ids that both have. The teacher reads a token that it lacks as its
-text, says nothing about it, and never writes a token that the student lacks; its mass on such
-tokens is one number at each position.
+Both vocabularies agree at all shared ids. The teacher reads a token that it lacks as the token's
+text, does not score it, and never writes a token that the student lacks. Its probability mass on
+such tokens is one number at each position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +56,8 @@ def translate_client(
 class FoldedHead:
     """A teacher's head over the ids of the student, and one bucket; see `practicum.types.HeadLike`.
 
-    `outside` are the student's ids that the teacher lacks, `own` the teacher's that the student
-    lacks.
+    `outside` are the student's ids that the teacher lacks, and `own` the teacher's ids that the
+    student lacks.
     """
 
     bare: HeadLike
@@ -164,7 +164,7 @@ class TranslatingClient(SamplingClient):
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample completions without tokens that the student lacks.
 
-        Raises TeacherError if the client samples one all the same.
+        Raises TeacherError if the client samples such a token anyway.
         """
         spelled = [
             replace(request, prompt_tokens=self._spell(request.prompt_tokens))
@@ -177,14 +177,14 @@ class TranslatingClient(SamplingClient):
             unknown = self._banned.intersection(sample.tokens.tolist())
             if unknown:
                 raise TeacherError(
-                    f"the teacher wrote token {min(unknown)}, which the student lacks, though it "
-                    "was told not to; let it score alone: write rollout.source: student and "
-                    "evaluation.teacher: false"
+                    f"the teacher generated token {min(unknown)}, which the student lacks, although "
+                    "the token was banned; use the teacher only for scoring: set "
+                    "rollout.source: student and evaluation.teacher: false"
                 )
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score completions of the student; the answers are about the student's ids."""
+        """Score completions of the student; the answers use the student's ids."""
         texts = [_SpelledText.of(request.tokens, self._spellings) for request in requests]
         spelled = [
             ScoreRequest(
@@ -210,7 +210,7 @@ class TranslatingClient(SamplingClient):
     ) -> TeacherSignal:
         """Return an answer with one entry for each of the student's tokens, in the student's ids.
 
-        Log-probabilities of unknown tokens are 0, which nobody reads.
+        Log-probabilities of unknown tokens are 0, and no code reads them.
         """
         if answer.is_empty:
             return answer
@@ -231,7 +231,7 @@ class TranslatingClient(SamplingClient):
                 ids = lacking = request.candidates.to(ids)
                 unshared = self._outside
             is_lacking = torch.isin(lacking, unshared.to(ids))
-            # Their mass goes to the tail: an impossible candidate is none.
+            # Their mass goes to the tail: an impossible candidate is not a candidate.
             topk_logprobs = topk_logprobs.masked_fill(is_lacking, -torch.inf)
             ids = ids.masked_fill(is_lacking, 0)
         return replace(
@@ -246,7 +246,7 @@ class TranslatingClient(SamplingClient):
         )
 
     def _replace_candidates(self, candidates: Int[Tensor, "T K"]) -> Int[Tensor, "T K"]:
-        """Return candidates with other ids of their row's own for those that the teacher lacks."""
+        """Replace candidates that the teacher lacks by distinct other ids."""
         is_lacking = torch.isin(candidates, self._outside.to(candidates))
         replaced = candidates.clone()
         for row in is_lacking.any(dim=-1).nonzero()[:, 0].tolist():
@@ -267,7 +267,7 @@ class TranslatingClient(SamplingClient):
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
     ) -> DecodeBatch:
-        """Open a decode batch whose logits are those of the student's ids."""
+        """Open a decode batch that returns logits of the student's ids."""
         spelled = [self._spell(prompt) for prompt in prompts]
         batch = self._client.open_decode_batch(spelled, max_rows, max_new_tokens)
         first_tokens = {token: spelling[0] for token, spelling in self._spellings.items()}
@@ -310,7 +310,7 @@ class TranslatingDecodeBatch:
         return self.bare.admit(max_rows)
 
     def logits(self) -> Float[Tensor, "B V"]:
-        """Return the logits of the student's ids, -inf for those that the teacher lacks."""
+        """Return the logits of the student's ids, -inf for ids that the teacher lacks."""
         logits = self.bare.logits()
         ids = self.outside.to(logits.device), self.own.to(logits.device)
         return fold_outside(logits, self.student_size, *ids)[:, :-1]
@@ -325,8 +325,8 @@ class TranslatingDecodeBatch:
 class _SpelledText:
     """A completion in the teacher's tokens.
 
-    `starts` has the place there of the first token of each of the student's T tokens, and `owners`
-    the place of the student's token of each of the N.
+    For each of the student's T tokens, `starts` has the position of its first teacher token. For
+    each of the N teacher tokens, `owners` has the position of its student token.
     """
 
     tokens: tuple[int, ...]

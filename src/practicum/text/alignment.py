@@ -1,9 +1,9 @@
 """Align two tokenizations of one text by the bytes that their tokens stand for.
 
-A span is the smallest stretch at whose ends both tokenizations have a boundary. Boundaries are
-counted in bytes, so a boundary within a character counts if both have it. A token without bytes,
-such as a leading space that its tokenizer drops, belongs to the span before it, the first one to
-the first span.
+A span is the smallest stretch that starts and ends at a boundary of both tokenizations. Boundaries
+are counted in bytes, so a boundary within a character counts if both have it. A token without
+bytes, such as a leading space that its tokenizer drops, belongs to the span before it, or to the
+first span if it is the first token.
 """
 
 import json
@@ -65,16 +65,16 @@ def align_tokens(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Spa
 
 
 def join_words(spans: Sequence[Span], student: Sequence[bytes]) -> list[Span]:
-    """Return spans that end where a space begins a new word, or with the text.
+    """Join spans so that they end where a space begins a new word, or with the text.
 
-    For a vocabulary without a token across such a place, the tokens before it are the same whatever
-    comes after it.
+    In a vocabulary without a token across such a boundary, the text after the boundary does not
+    change the tokens before it.
     """
     joined: list[Span] = []
     before = b" "
     for span in spans:
         text = b"".join(student[span.student])
-        # Between two spaces a tokenizer may still decide by what comes after the last of them.
+        # Between two spaces the tokenization may still depend on the text after the last space.
         if joined and (before.endswith(b" ") or not text.startswith(b" ")):
             opened = joined.pop()
             span = Span(
@@ -136,7 +136,7 @@ class TokenBytes:
 
     @property
     def crosses_words(self) -> bool:
-        """True if a token holds a space after something else, so that a word may go on after it."""
+        """True if a token holds a space after another character, so that words may share tokens."""
         return any(_CROSSING.search(piece) for piece in self.pieces.values())
 
     def find_byte_tokens(self) -> dict[int, int]:

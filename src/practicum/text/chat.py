@@ -64,7 +64,7 @@ class ChatTemplate:
             return self.tokenizer.get_chat_template(self.template, schemas)
         except ValueError as error:
             raise ModelError(
-                f"{self.name}: none of the model's chat templates is the default; {_ADVICE}"
+                f"{self.name}: the model has several chat templates and no default; {_ADVICE}"
             ) from error
 
     def find_marker(self, turns: Sequence[Message]) -> str:

@@ -189,8 +189,9 @@ class Continuations:
         if _opens(prompt):
             return f"{CLOSE}\n\n{content}{frame.after}"
         raise DataError(
-            f"{self.chat.name}: the chat template writes no answer behind its prompt; write another "
-            "`template:` in the recipe, whose answers begin where the prompt ends"
+            f"{self.chat.name}: the chat template does not write the answer directly after its "
+            "prompt; set another `template:` in the recipe, with answers that begin where the prompt "
+            "ends"
         )
 
     def _mark(self, text: str, marker: str) -> str:

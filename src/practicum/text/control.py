@@ -26,14 +26,14 @@ def compile_control_pattern(
         if token.content not in without
         and (token.special or (token.content.strip() and token.content in template))
     }
-    # Python takes the first alternative that matches, so a name must precede its own beginnings.
+    # Python takes the first alternative that matches, so a name must precede its own prefixes.
     longest_first = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
     matches_nothing = "(?!)"
     return re.compile("|".join(map(re.escape, longest_first)) or matches_nothing)
 
 
 def find_unused_marker(*texts: str) -> str:
-    """Return a run of characters that occurs in none of the texts."""
+    """Return a run of characters that does not occur in any of the texts."""
     marker = _NONCHARACTER
     while any(marker in text for text in texts):
         marker += _NONCHARACTER

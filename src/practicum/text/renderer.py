@@ -45,12 +45,12 @@ class Renderer:
 
     @cached_property
     def token_ids(self) -> frozenset[int]:
-        """Return the ids that have a token; the others below the size are holes."""
+        """Return the ids that have a token; other ids below the size are holes."""
         return frozenset(self.tokenizer.get_vocab().values())
 
     @cached_property
     def longest_token(self) -> int:
-        """Return the most characters that one token stands for; texts are measured by it first."""
+        """Return the largest number of characters of one token, for cheap bounds on text lengths."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def save(self, folder: Path) -> None:
@@ -83,12 +83,12 @@ class Renderer:
         return tuple(self._chat.tokenize(self._chat.write(turns, marker).split(marker)))
 
     def restore_tokens(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
-        """Return the tokens of a conversation whose answers have theirs, up to the next answer.
+        """Return the tokens of a conversation with stored answer tokens, up to the next answer.
 
-        None if they are not the spelling of the answers' texts in this tokenizer, or if the template
-        shows no earlier turns. The messages before the first of these answers are rendered. If their
-        tokens equal the stored tokens, the template is the same, and the stored tokens of other
-        speakers are used too; otherwise the template writes their messages.
+        None if the stored tokens do not spell the answers' texts in this tokenizer, or if the
+        template shows no earlier turns. The messages before the first of these answers are rendered.
+        If their tokens equal the stored tokens, the template is the same, and the stored tokens of
+        other speakers are used too; otherwise the template writes their messages.
         """
         places = (place for place, message in enumerate(messages) if _has_answer_tokens(message))
         start = next(places, 0)
@@ -105,12 +105,12 @@ class Renderer:
                 else:
                     tokens += self.render_reply(*turns)
         except ModelError:
-            # Such a template has its own way with earlier turns, which it knows as text alone.
+            # Such a template changes earlier turns, and it can only read them as text.
             return None
         return tokens
 
     def restores(self, messages: Sequence[Message]) -> bool:
-        """Return True if messages are rendered as they were stored, or were not stored as tokens."""
+        """Return True if rendering yields the stored tokens, or if no tokens were stored."""
         stored = tuple(token for message in messages for token in message.tokens)
         return not stored or self.render(messages) == stored
 
@@ -128,11 +128,11 @@ class Renderer:
         try:
             return f"{marker}q" in self._chat.write([Message("user", f"{marker}q")], marker * 2)
         except ModelError:
-            # The template asks for other turns, and will say so of the prompts.
+            # The template requires other turns; rendering the prompts raises its error.
             return True
 
     def with_tools(self, tools: ToolUse) -> "Renderer":
-        """Return a renderer of prompts with these tools, whose calls it can read.
+        """Return a renderer that shows these tools in prompts and can read their calls.
 
         Raises ModelError if the chat template does not show them, or if its calls have no known
         form.
@@ -210,7 +210,7 @@ class Renderer:
 
     @cached_property
     def _answer_start(self) -> str:
-        """Return a prompt's text, with what the template writes of the answer already."""
+        """Return a prompt's text, including the template's own start of the answer."""
         question = [Message("user", "")]
         return self._chat.write(question, self._chat.find_marker(question))
 

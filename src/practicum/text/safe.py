@@ -25,14 +25,14 @@ _ESCAPES = tuple(
 """A letter as JSON, a URL and HTML may escape it."""
 
 MAX_ESCAPE_LEVELS = 2
-"""The levels of nested escapes behind which a secret is looked for."""
+"""The levels of nested escapes that are resolved in the search for a secret."""
 
 
 def make_printable(text: str) -> str:
     """Return the text on one line, with control, invisible and direction characters escaped.
 
     Example: `make_printable("a\\x1b[2J")` is the eight visible characters `a\\x1b[2J`. Markup of a
-    display library, such as square brackets, is left as it is.
+    display library, such as square brackets, is not changed.
     """
     return "".join(map(_escape, text))
 
@@ -40,7 +40,7 @@ def make_printable(text: str) -> str:
 def excerpt(text: str, secret: str | None = None, most: int = MAX_EXCERPT_CHARACTERS) -> str:
     """Return the first `most` characters of foreign text, on one line, printable, without a secret.
 
-    No run of `SECRET_RUN` letters of the secret remains, and no shorter secret as a whole, in upper
+    No run of `SECRET_RUN` letters of the secret remains, and no complete shorter secret, in upper
     or lower case and behind the escapes of JSON, URLs and HTML. So a secret does not show even if
     the text was cut within it.
     """
@@ -80,8 +80,8 @@ def _resolve_escapes(text: str, edges: list[int], levels: int) -> Iterator[tuple
 
     `edges` are the positions in the line at which each letter begins, and the end of the last one.
     """
-    # Resolving shifts letters, so the edges travel along: a run that shows only behind escapes is
-    # hidden at its place in the line as it was written.
+    # Resolving shifts letters, so the edges are kept: a run that appears only after resolving is
+    # hidden at its position in the original line.
     yield text, edges
     for escape in _ESCAPES if levels else ():
         letters: list[str] = []

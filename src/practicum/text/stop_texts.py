@@ -51,13 +51,13 @@ def refuse_banned_ids(params: "SamplingParams", who: str) -> None:
     """Raise CapabilityError if tokens must not be sampled, which `who` cannot promise."""
     if params.banned_ids:
         raise CapabilityError(
-            f"{who} cannot be kept from writing {len(params.banned_ids)} tokens that the student "
-            "lacks; let it score alone: write rollout.source: student and evaluation.teacher: false"
+            f"{who} cannot ban the {len(params.banned_ids)} tokens that the student lacks; use it "
+            "only for scoring: set rollout.source: student and evaluation.teacher: false"
         )
 
 
 def _build_refusal(params: "SamplingParams", who: str) -> CapabilityError:
     return CapabilityError(
-        f"stop_texts {list(params.stop_texts)}: {who} ends an answer at stop tokens alone; "
-        "write stop_ids"
+        f"stop_texts {list(params.stop_texts)}: {who} ends an answer only at stop tokens; "
+        "set stop_ids"
     )

@@ -1,7 +1,7 @@
-"""Add to the messages of a conversation the tokens that they were stored with.
+"""Add the stored tokens to the messages of a conversation.
 
-`Renderer.render` writes them again with these tokens. Text alone does not tell how a model spelled it, nor what a template
-would leave out of an earlier turn.
+`Renderer.render` renders the messages with these tokens. The text does not determine how a model
+tokenized it, nor what a template would leave out of an earlier turn.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def add_tokens(
 ) -> tuple[Message, ...]:
     """Return a prompt's messages and the turns after it, each with its part of the tokens.
 
-    The prompt's own tokens are those of its last message.
+    All tokens of the prompt are stored on its last message.
     """
     stored = [*messages[:-1], replace(messages[-1], tokens=tuple(prompt_tokens))]
     start = 0

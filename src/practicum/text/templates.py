@@ -216,8 +216,8 @@ class _CountInserter(NodeTransformer):
 
     def visit_List(self, node: nodes.List | nodes.Dict | nodes.Tuple) -> nodes.Expr:
         """Measure the contents of a list, a mapping or a tuple."""
-        # A list that holds another one twice, which holds another one twice, and so on, is short
-        # but takes forever to write.
+        # Lists nested in lists, each twice, are short as objects but grow exponentially when they
+        # are written as text.
         self.generic_visit(node)
         is_assigned = isinstance(node, nodes.Tuple) and node.ctx != "load"
         return node if is_assigned else _wrap(node, _COUNT_VALUE)

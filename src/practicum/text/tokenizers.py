@@ -40,12 +40,12 @@ _CHARACTERS = "".join(map(chr, [*range(0x20, 0xD800), *range(0xE000, 0x10000)]))
 """The characters of the basic plane of Unicode, without halves of pairs."""
 
 _REPETITIONS = tuple(100 * text for text in ("a", "A", "1", " ", "\n", ".", "é", "中", "a1 ", "ab"))
-"""Texts on which patterns that go back many times show it."""
+"""Texts that expose regular expressions with catastrophic backtracking."""
 
 
 def load_renderer(config: ModelConfig) -> Renderer:
-    """Return a model's tokenizer, chat template and stop tokens; its weights need not exist."""
-    assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
+    """Load a model's tokenizer, chat template and stop tokens; its weights need not exist."""
+    assert isinstance(config.model, str), "a model from scratch has no tokenizer"
     source = (
         str(locate_gguf(config.model))
         if is_gguf(config.model)

@@ -35,14 +35,14 @@ Reader = Callable[[str, Mapping[str, ToolSchema]], list[ToolCall]]
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A form of calls: the marks by which a chat template of this form is known, and the reader."""
+    """A form of calls: the marks that identify a chat template of this form, and the reader."""
 
     marks: tuple[str, ...]
     read: Reader
 
 
 def find_form(template: str) -> str | None:
-    """Return the name of the first form all of whose marks stand in a chat template, or None."""
+    """Return the name of the first form with all marks in a chat template, or None."""
     return next(
         (name for name, form in FORMS.items() if all(mark in template for mark in form.marks)), None
     )
@@ -221,11 +221,11 @@ FORMS: Mapping[str, CallForm] = {
     "pythonic": CallForm(("func_name1(",), _read_pythonic),
     "json": CallForm(('"parameters"',), _read_json),
 }
-"""Every form by name; the first whose marks stand in a template is its form."""
+"""Every form by name; a template has the first form with all marks in it."""
 
 
 def _split_tagged(text: str) -> list[str]:
-    """Return what stands between each `<tool_call>` and its end; words may stand before the first."""
+    """Return the text of each `<tool_call>` element; other text may precede the first element."""
     _, *parts = text.split("<tool_call>")
     bodies = []
     for part in parts:
@@ -248,7 +248,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _build_call(parsed: Any, key: str) -> ToolCall:
-    """Return the call that a JSON object describes; its arguments stand under `key`."""
+    """Return the call that a JSON object describes, with its arguments at `key`."""
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         raise UnreadableCall(f'write an object with "name" and "{key}"')
     if unknown := sorted(set(parsed) - {"name", key, "id", "type"}):

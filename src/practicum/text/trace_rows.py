@@ -22,7 +22,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Logprob = Annotated[float, Field(ge=-1e4, le=0.1)]
 """The log-probability of a sampled token, which may exceed 0 by rounding."""
 LARGEST_REWARD = 1e15
-"""The largest absolute reward, whose square is still finite in float32."""
+"""The largest absolute reward; its square is still finite in float32."""
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "max_turns": "turns",
@@ -153,9 +153,9 @@ class TraceRow(_TracePart):
         return STOP_REASONS.get(self.stop_condition or "", "length" if cut else "stop")
 
     def list_paths(self) -> list[tuple[int, ...]]:
-        """Return the nodes of each conversation that may be learned from, from its beginning.
+        """Return the nodes of each trainable conversation, from its beginning.
 
-        An attempt to shorten the history that the harness did not go on from is left out.
+        Attempts to shorten the history that the harness did not continue from are left out.
         """
         if not self.agent.trainable:
             return []
@@ -167,12 +167,12 @@ class TraceRow(_TracePart):
             is_attempt = any(link.type == "compaction_attempt" for link in node.semantic_parents)
             if leaf in followed or (is_attempt and leaf not in resumed):
                 continue
-            # Parents stand before their children, so this ends.
+            # Parents come before their children, so this loop ends.
             path, place = [leaf], node.parent
             while place is not None:
                 path.append(place)
                 place = self.nodes[place].parent
-            # A conversation without sampled tokens was recorded for evaluation, as text alone.
+            # A conversation without sampled tokens was recorded for evaluation, only as text.
             if any(any(self.nodes[number].mask) for number in path):
                 paths.append(tuple(reversed(path)))
         return paths
@@ -200,10 +200,11 @@ class TracedAnswer:
 
 
 def read_traced_answers(path: Path) -> list[TracedAnswer]:
-    """Return the conversations of a file of traces, in order; a file that stays as it is is read once.
+    """Return the conversations of a trace file, in order; an unchanged file is read only once.
 
-    Prompts have the name of their task; other messages of one task get a number behind it. Raises
-    DataError with the line that is no trace, and if the file has nothing to learn from.
+    Prompts have the name of their task; further prompts of the same task get a numeric suffix.
+    Raises DataError with the number of a line that is not a trace, or if the file has no trainable
+    conversation.
     """
     try:
         state = path.stat()
@@ -279,7 +280,7 @@ def split_by_node(answer: TracedAnswer, values: Sequence[float]) -> dict[int, li
 def _build_answer(
     line: int, trace: TraceRow, nodes: tuple[int, ...], prompt: Prompt, first: int
 ) -> TracedAnswer:
-    """Return the conversation of a path whose first sampled token is in its message `first`."""
+    """Return the conversation of a path; its first sampled token is in message number `first`."""
     parts = [trace.nodes[number] for number in nodes]
     tokens = [token for node in parts for token in node.token_ids]
     mask = [sampled for node in parts for sampled in node.mask]
@@ -301,17 +302,17 @@ def _build_answer(
 
 
 def _spread(node: NodeRow) -> list[float]:
-    """Return a number for each token: the log-probability of a sampled one, else 0."""
-    # 0 for a token whose log-probability was not recorded: a behaviour probability of 1, as the
-    # tokens of a dataset have.
+    """Return the log-probability of each sampled token, and 0 for all other tokens."""
+    # A sampled token without a recorded log-probability also gets 0: a behaviour probability of 1,
+    # like the tokens of a dataset.
     values = iter(node.logprobs)
     return [next(values, 0.0) if sampled else 0.0 for sampled in node.mask]
 
 
 def _list_turns(parts: Sequence[NodeRow], mask: Sequence[bool]) -> tuple[Turn, ...]:
-    """Return the turns from the first sampled one on; their tokens add up to those of the mask.
+    """Return the turns from the first sampled turn on; their token counts add up to the mask's.
 
-    The environment's turn has all tokens between two turns of the model, those of the template too.
+    The environment's turn has all tokens between two turns of the model, template tokens included.
     """
     counts = [(sampled, len(list(run))) for sampled, run in groupby(mask)]
     replies = [node.message.to_message() for node in parts if any(node.mask)]
@@ -322,7 +323,7 @@ def _list_turns(parts: Sequence[NodeRow], mask: Sequence[bool]) -> tuple[Turn, .
         else:
             between[-1].append(node.message.to_message())
     if len(counts) != 2 * len(replies) - 1:
-        # A message whose sampled tokens have gaps: its parts cannot be told apart by their texts.
+        # A message's sampled tokens have gaps, and its text does not show which part is which.
         return ()
     turns = []
     for number, (sampled, count) in enumerate(counts):
@@ -331,6 +332,6 @@ def _list_turns(parts: Sequence[NodeRow], mask: Sequence[bool]) -> tuple[Turn, .
             continue
         messages = between[number // 2]
         text = "\n".join(message.content for message in messages)
-        # The role of the newest message; a harness may also let the model go on without one.
+        # The role of the newest message; a harness may also let the model continue without one.
         turns.append(Turn(messages[-1].role if messages else "user", count, text))
     return tuple(turns) if len(turns) > 1 else ()

@@ -39,11 +39,11 @@ class TranslatedText:
 
 @dataclass(frozen=True)
 class Translator:
-    """Translates between the tokens of a student and those of a teacher.
+    """Translates between the tokens of a student and the tokens of a teacher.
 
-    `stop` is the teacher's token for the student's stop tokens. None stands for the one that the
-    teacher's template writes after an answer. With `credit` word, spans are joined up to places
-    that are boundaries of the teacher whatever comes after them.
+    `stop` is the teacher's token for the student's stop tokens. None stands for the stop token that
+    the teacher's template writes after an answer. With `credit` word, spans are joined until they
+    end at a boundary of the teacher that does not depend on the following text.
     """
 
     student: Renderer
@@ -59,13 +59,13 @@ class Translator:
         number = self.teacher.tokenizer.get_vocab().get(self.stop)
         if number is None:
             raise VocabularyError(
-                f"teacher.stop: {self.stop!r} is no token of the teacher; write one of its tokens, or "
-                "leave stop out for the one that its template writes"
+                f"teacher.stop: {self.stop!r} is not a token of the teacher; set one of its tokens, "
+                "or leave stop out for its template's stop token"
             )
         return number
 
     def describe(self) -> str:
-        """Return one line about what is translated; VocabularyError if it cannot be."""
+        """Describe the translation in one line; VocabularyError if it is impossible."""
         pieces = self._student_bytes.pieces
         shared = len({*pieces.values()} & {*self._teacher_bytes.pieces.values()})
         stops = [self.student.decode_token(stop) for stop in sorted(self.student.stop_ids)]
@@ -79,8 +79,8 @@ class Translator:
         """Translate the student's tokens of one turn.
 
         The text between control tokens is encoded by the teacher's tokenizer as the teacher would
-        write it. A stop token is a span of its own, and other control tokens are left out. If the
-        vocabularies have the same tokens under other ids, each token is translated by itself.
+        write it. A stop token is a separate span, and other control tokens are left out. If the
+        vocabularies have the same tokens under other ids, each token is translated individually.
         """
         if self._renamed is not None:
             renamed = tuple(self._renamed[token] for token in tokens)

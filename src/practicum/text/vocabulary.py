@@ -18,12 +18,12 @@ _MAX_EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMap:
-    """Two vocabularies that agree at every id that both have, and have some more ids each.
+    """Two vocabularies that agree at all shared ids; each may have additional ids.
 
-    `student_only` are the ids below `student_size` that the teacher lacks, `teacher_only` those
-    below `teacher_size` that the student lacks. A size is the largest id plus one: rows of an
-    embedding beyond it are padding, and belong to neither. The names are the tokens among them: an
-    id may also be a hole, which has a token in the other vocabulary alone.
+    `student_only` are the ids below `student_size` that the teacher lacks, and `teacher_only` the
+    ids below `teacher_size` that the student lacks. A size is the largest id plus one: embedding
+    rows beyond it are padding, and belong to neither. The names are the tokens of these ids. An id
+    without a name is a hole: its token is missing in this vocabulary.
     """
 
     student_size: int
@@ -46,8 +46,8 @@ class VocabularyMap:
             if names
         ]
         return (
-            f"{' and '.join(sides)}; the ids that both have agree, and every loss treats the others "
-            "as one bucket"
+            f"{' and '.join(sides)}; the shared ids agree, and every loss treats the other ids as one "
+            "bucket"
         )
 
 

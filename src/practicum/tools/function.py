@@ -1,4 +1,4 @@
-"""A function of the user's as a tool: it is called in a process of its own, with a deadline."""
+"""A user's function as a tool: it is called in a separate process, with a deadline."""
 
 import logging
 import sys
@@ -52,7 +52,7 @@ class FunctionTool:
         return self
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the function's result as text; ToolProblem if there is none."""
+        """Return the function's result as text; ToolProblem if the call fails."""
         return call_process(self.process, arguments, self.seconds)
 
     def close(self) -> None:

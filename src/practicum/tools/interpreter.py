@@ -1,6 +1,6 @@
-"""Python as a tool: each conversation has an interpreter of its own, in the sandbox.
+"""Python as a tool: each conversation has a separate interpreter, in the sandbox.
 
-It keeps its variables from call to call of one conversation, and starts with the first call.
+The interpreter starts with the first call of a conversation and keeps its variables between calls.
 """
 
 import logging
@@ -51,7 +51,7 @@ class InterpreterTool:
     schemas: Sequence[ToolSchema] = (SCHEMA,)
 
     def open(self, seed: int) -> "InterpreterSession":
-        """Return an interpreter whose `random` begins with the seed; no process starts yet."""
+        """Return an interpreter with `random` seeded by `seed`; no process starts yet."""
         return InterpreterSession(_build_process(self.config, seed), self.config.seconds)
 
 

@@ -39,7 +39,7 @@ class Config(FrozenConfig):
 
 
 class PackageServer:
-    """A connection through the `mcp` package, whose event loop runs in a thread of its own."""
+    """A connection through the `mcp` package; its event loop runs in a separate thread."""
 
     def __init__(self, config: Config) -> None:
         start_blocking_portal = import_module("anyio.from_thread").start_blocking_portal
@@ -50,7 +50,7 @@ class PackageServer:
         )
         self._open: list[AbstractContextManager[Any]] = []
         try:
-            # What the server logs would stand in the middle of the console's lines.
+            # The server's log would appear between the lines of the console.
             nowhere = self._enter(open(os.devnull, "w"))  # noqa: SIM115  (`close` closes it)
             self._portal = self._enter(start_blocking_portal())
             streams = self._enter(
@@ -101,7 +101,7 @@ class PackageServer:
         return result.model_dump(mode="json", by_alias=True)
 
     def close(self) -> None:
-        """Leave the session, end the server and the thread, whatever of it is there."""
+        """Leave the session, and end the server and the thread if they were started."""
         while self._open:
             self._open.pop().__exit__(None, None, None)
 

@@ -1,6 +1,6 @@
-"""Trackers: services that get the metrics of each step, through their own clients.
+"""Trackers: services that receive the metrics of each step, through their own clients.
 
-A recipe asks for a tracker, and its package is imported when the run begins. A tracker module
+A recipe selects a tracker, and its package is imported when the run begins. A tracker module
 defines `Config` (its recipe keys) and `build(config, context)`, which returns a `Tracker`; the
 module's name is its `type` in a recipe.
 """
@@ -19,7 +19,7 @@ from practicum.errors import RecipeError, ResourceError
 class TrackerContext:
     """The run that is tracked.
 
-    `run` is its name, `id` stays the same over resumes, `run_dir` is its folder, and `settings` is
+    `run` is its name, `id` stays the same after a resume, `run_dir` is its folder, and `settings` is
     its recipe by dotted key, without secrets.
     """
 
@@ -33,14 +33,14 @@ class TrackerContext:
 class Tracker(Protocol):
     """One run of a tracking service.
 
-    Every method raises ResourceError if the service fails; the run then goes on without the
+    Every method raises ResourceError if the service fails; the run then continues without the
     tracker.
     """
 
     def begin(self, first_step: int) -> int:
-        """Start or continue the tracked run; returns the newest step that the service surely holds.
+        """Start or continue the tracked run; return the newest step that the service has stored.
 
-        The caller sends the steps after that again.
+        The caller sends all later steps again.
         """
         ...
 
@@ -49,7 +49,7 @@ class Tracker(Protocol):
         ...
 
     def finish(self, summary: Mapping[str, float], verdict: str) -> None:
-        """Send the final numbers and the verdict, as one line, of a run that was not stopped."""
+        """Send the final numbers and the verdict, a single line, of a run that was not stopped."""
         ...
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ def translate_failures(
     try:
         yield
     except failures as error:
-        # The service's own text is left out: an address in it may hold a password.
+        # Leave out the service's error text, because an address in it may contain a password.
         raise ResourceError(f"{message} ({type(error).__name__}){advice}") from None
 
 
@@ -80,5 +80,5 @@ def import_client(name: str, package: str = "") -> Any:
         missing = package or name
         raise RecipeError(
             f"tracking.type: {missing!r} is not installed ({error}); "
-            f"write pip install {missing}, or leave tracking out"
+            f"run pip install {missing}, or remove tracking"
         ) from None

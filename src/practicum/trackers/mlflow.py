@@ -1,4 +1,4 @@
-"""MLflow: a tracking server, or else a file beside the run folders; `mlflow ui` shows it."""
+"""MLflow: a tracking server or a local file next to the run folders; `mlflow ui` shows it."""
 
 import os
 import time
@@ -19,10 +19,10 @@ STEP_METRIC = "tokens"
 """A metric that every step has."""
 
 MAX_PARAM_CHARS = 500
-"""The longest parameter that every MLflow store accepts."""
+"""The maximum length of a parameter that every MLflow store accepts."""
 
 MAX_PARAMS = 100
-"""The most parameters that one request may send."""
+"""The maximum number of parameters per request."""
 
 
 class Config(FrozenConfig):
@@ -35,7 +35,7 @@ class Config(FrozenConfig):
     experiment: str = "practicum"
     uri: str | None = Field(
         default=None,
-        description="none: MLFLOW_TRACKING_URI, else `mlflow.db` beside the run folder",
+        description="none: MLFLOW_TRACKING_URI, else `mlflow.db` next to the run folder",
     )
 
     @field_validator("uri")
@@ -44,7 +44,7 @@ class Config(FrozenConfig):
         if uri is not None and urlsplit(uri).password is not None:
             raise ValueError(
                 "holds a password; "
-                "write it into MLFLOW_TRACKING_PASSWORD, since recipes are saved and shown"
+                "set MLFLOW_TRACKING_PASSWORD instead, because recipes are saved and shown"
             )
         return uri
 

@@ -24,7 +24,7 @@ class Trackio:
     def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
         self._trackio = module
         self._project = config.project
-        # Trackio finds a run again by its name, so the name carries the id.
+        # Trackio identifies a run by its name, so the name includes the id.
         self._name = f"{context.run}-{context.id[:8]}"
         self._settings = dict(context.settings)
         self._run: Any = None
@@ -34,7 +34,7 @@ class Trackio:
         """Start or continue the run of this name, without machine metrics."""
         try:
             is_known = self._is_known()
-            # Trackio prints a banner, which would break the JSON lines of our own output.
+            # Trackio prints a banner, which would break our JSON lines output.
             with redirect_stdout(io.StringIO()):
                 self._run = self._trackio.init(
                     self._project,

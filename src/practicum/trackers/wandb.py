@@ -1,6 +1,6 @@
-"""Weights & Biases: online if there is a key, else offline; it never asks for a key.
+"""Weights & Biases: online if a key is set, otherwise offline; it never prompts for a key.
 
-`wandb sync` sends an offline run.
+`wandb sync` uploads an offline run.
 """
 
 import netrc
@@ -25,7 +25,7 @@ class Config(FrozenConfig):
     entity: str | None = Field(default=None, description="user or team; none: the key's default")
     group: str | None = None
     mode: Literal["online", "offline"] | None = Field(
-        default=None, description="none: WANDB_MODE, else online if there is a key, else offline"
+        default=None, description="none: WANDB_MODE, else online if a key is set, else offline"
     )
 
 
@@ -50,9 +50,7 @@ class Wandb:
             x_disable_stats=True,
             x_disable_meta=True,
         )
-        with self._translate_failures(
-            "the run cannot begin", advice="; write tracking.mode=offline"
-        ):
+        with self._translate_failures("the run cannot begin", advice="; set tracking.mode=offline"):
             self._run = self._wandb.init(
                 project=self._config.project,
                 entity=self._config.entity,
@@ -96,7 +94,7 @@ def build(config: Config, context: TrackerContext) -> Tracker:
 
 
 def _choose_mode(config: Config) -> str:
-    """Return the mode of the recipe, else of the environment, else online if there is a key."""
+    """Return the mode of the recipe, else of the environment, else online if a key is set."""
     return config.mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
 
 

@@ -1,12 +1,12 @@
 """Overlap sampling, scoring and training. No result depends on the clock.
 
-The policy after step t - 1 - lag samples the rollouts of step t, however fast each thread is; the
-initial policy samples the first steps. A step therefore trains on all of its own prompts, with long
-and short completions alike, and waits for those that are late.
+The policy after step t - 1 - lag samples the rollouts of step t, regardless of the speed of each
+thread; the initial policy samples the first steps. A step therefore trains on all of its prompts,
+with long and short completions, and waits for late completions.
 
-Two threads work ahead of the training thread. One samples and rewards with a copy of the weights;
-the other asks the teachers. The training thread starts the steps in order, hands over the copy, and
-takes the results in the same order.
+Two threads work ahead of the training thread. The first thread samples and rewards with a copy of
+the weights; the second thread asks the teachers. The training thread starts the steps in order,
+passes the copy on, and takes the results in the same order.
 """
 
 import threading
@@ -49,18 +49,19 @@ State = Mapping[str, SavedTensor]
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """The rollouts of a step with their rewards, and the work that sampling them took."""
+    """The rollouts of a step with their rewards, and the work of sampling them."""
 
     step: int
     rollouts: list[Rollout]
     work: UsageByPhase
 
     def to_json(self) -> dict[str, Any]:
-        """Return the step as JSON data; every number keeps all of its digits."""
+        """Return the step as JSON data, with exact floats."""
         rows = [
             {
                 **RolloutRow.of(self.step, rollout).to_json(),
-                # A turn of a conversation goes on from what was said, so its prompt is not the task's.
+                # The prompt of a conversation's turn contains the earlier turns, so it is not the
+                # task's prompt.
                 "asked": asdict(rollout.prompt),
                 "reward": rollout.reward,
                 "candidates": None if rollout.candidates is None else rollout.candidates.tolist(),
@@ -88,9 +89,10 @@ def _read_rollout(saved: Mapping[str, Any]) -> Rollout:
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """The signals of the teachers and the judgements of the scorers that are asked ahead of time.
+    """The signals and judgements of the teachers and scorers that are asked ahead of time.
 
-    `work` is what they took, and `states` are the states of all of these afterwards, by role.
+    `work` is the work of computing them. `states` are the states of these teachers and scorers
+    afterwards, by role.
     """
 
     signals: dict[str, list[TeacherSignal]]
@@ -101,7 +103,7 @@ class ScoredStep:
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A step that was started and not trained on yet."""
+    """A started step that has not been trained on yet."""
 
     step: int
     sampled: Future[SampledStep]
@@ -109,7 +111,7 @@ class _InFlightStep:
 
 
 class SequentialSteps:
-    """Steps one after the other in one thread: no step is ever in flight."""
+    """Run steps sequentially in one thread; no step is ever in flight."""
 
     def __enter__(self) -> "SequentialSteps":
         return self
@@ -122,7 +124,7 @@ class SequentialSteps:
         return train_step(step, parts, settings)
 
     def wait_until_idle(self) -> None:
-        """Return at once: no work is in progress."""
+        """Return immediately: no work is in progress."""
 
     def has_all_rollouts(self) -> bool:
         """Return True: no step is in flight."""
@@ -133,13 +135,13 @@ class SequentialSteps:
         return []
 
     def get_state(self, role: str) -> None:
-        """Return None: the teacher or scorer itself has the state after the newest step."""
+        """Return None: the teacher or scorer itself holds the state after the newest step."""
 
 
 class OverlappedSteps:
-    """Steps whose rollouts are sampled `lag` updates before training uses them.
+    """Run steps with rollouts that are sampled `lag` updates before training uses them.
 
-    Leave the context to cancel the steps in flight and end both threads. Teachers and scorers of
+    Leaving the context cancels the steps in flight and ends both threads. Teachers and scorers of
     the `synchronous_roles` (`teacher`, `reference`, `scorer-NAME`) follow the student or share its
     modules, so the training thread asks them when their step is due.
     """
@@ -175,15 +177,15 @@ class OverlappedSteps:
 
     def resume(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Put the steps of an earlier `save_state` in flight; teachers score them again."""
-        # Signals can be whole distributions, so a checkpoint holds the rollouts alone. The teachers
-        # are restored to their state before these steps, so they give the same signals again.
+        # Signals can be full distributions, so a checkpoint stores only the rollouts. The teachers
+        # are restored to their state before these steps, so they return the same signals again.
         for row in rows:
             sampled: Future[SampledStep] = Future()
             sampled.set_result(SampledStep.from_json(row))
             self._start_scoring(row["step"], sampled)
 
     def step(self, step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
-        """Start the steps that the present weights may sample, then finish this one and train."""
+        """Start the steps that the current weights may sample, then finish this step and train."""
         timer = PhaseTimer()
         self._start_steps(step)
         in_flight = self._in_flight[0]
@@ -197,8 +199,8 @@ class OverlappedSteps:
         )
         timer.end_phase("score")
         self._in_flight.popleft()
-        # The threads count their work apart, and it enters the ledger with the step that uses it: a
-        # step's costs do not depend on which thread was faster.
+        # The threads count their work separately, and it enters the ledger with the step that uses
+        # it. The costs of a step therefore do not depend on which thread was faster.
         for lap in (sampled.work, scored.work):
             parts.ledger.merge(lap)
         self._states = scored.states
@@ -213,15 +215,13 @@ class OverlappedSteps:
         return all(in_flight.sampled.exception() is None for in_flight in self._in_flight)
 
     def save_state(self) -> list[dict[str, Any]]:
-        """Return the rollouts of the steps in flight, once they are sampled."""
+        """Wait until the steps in flight are sampled, and return their rollouts."""
         return [in_flight.sampled.result().to_json() for in_flight in self._in_flight]
 
     def get_state(self, role: str) -> State | None:
-        """Return a teacher's or scorer's state after the newest step, or None if it is not asked
-        ahead.
-        """
-        # The teacher itself is steps ahead, so a checkpoint needs the state that its answers to
-        # the newest finished step left behind.
+        """Return the state of a teacher or scorer after the newest step; None if not asked ahead."""
+        # The teacher itself is steps ahead, so a checkpoint needs its state right after the newest
+        # finished step.
         return self._states.get(role)
 
     def _start_steps(self, step: int) -> None:
@@ -291,7 +291,7 @@ class OverlappedSteps:
 
 
 StepRunner = SequentialSteps | OverlappedSteps
-"""The two ways to run the steps of a training."""
+"""The two ways to run training steps."""
 
 
 def open_step_runner(
@@ -302,9 +302,9 @@ def open_step_runner(
     synchronous_roles: Collection[str] = (),
     in_flight: Sequence[Mapping[str, Any]] = (),
 ) -> StepRunner:
-    """Return a runner of steps in sequence, or of steps that overlap by `lag` updates.
+    """Return a runner of sequential steps, or of steps that overlap by `lag` updates.
 
-    `in_flight` are the steps in flight that a checkpoint holds.
+    `in_flight` are the steps in flight of a checkpoint.
     """
     if not lag:
         return SequentialSteps()

@@ -19,10 +19,10 @@ def attach_candidates(
     queries: Iterable[tuple[Teacher | None, Signal | None]],
     rollouts: Sequence[Rollout],
 ) -> list[Rollout]:
-    """Return the rollouts with the client's k likeliest tokens at each position.
+    """Return the rollouts with the client's k most likely tokens at each position.
 
-    k is the largest number of candidates that one of the queries needs; with k = 0 the rollouts
-    are returned as they are.
+    k is the largest number of candidates that any query needs; with k = 0 the rollouts are returned
+    unchanged.
     """
     k = max((_count_candidates(teacher, signal) for teacher, signal in queries), default=0)
     if not k:
@@ -45,6 +45,6 @@ def _count_candidates(teacher: Teacher | None, signal: Signal | None) -> int:
 def compute_candidates(
     client: SamplingClient, rollouts: Sequence[Rollout], k: int
 ) -> list[Int[Tensor, "T K"]]:
-    """Return a model's k likeliest tokens at each position, at most the whole vocabulary."""
+    """Return a model's k most likely tokens at each position, at most the whole vocabulary."""
     signals = client.score(build_score_requests(rollouts), TopK(k=k, support="teacher"))
     return [select_likeliest(signal, k) for signal in signals]

@@ -77,7 +77,7 @@ def answer_heldout(
     rollouts = sample_rollouts(
         settings.batch, client, renderer, sampling, as_environment(task, renderer)
     )
-    # No step trains on them, so their notes are those of step 0 in every evaluation.
+    # No step trains on these rollouts, so every evaluation makes their notes as in step 0.
     return add_notes(add_rewards(rollouts, task), notes or {}, NoteMoment(0, client))
 
 
@@ -90,10 +90,10 @@ def examine_answers(
     settings: EvaluationSettings,
     notes: Mapping[str, Note] | None = None,
 ) -> Evaluation:
-    """Return the evaluation of held-out completions, compared with the teacher if there is one.
+    """Return the evaluation of held-out completions, with a comparison to the teacher if given.
 
-    If the comparison is an estimate and the completions are not drawn from the student's whole
-    distribution, the prompts are answered again at temperature 1 for it.
+    If the comparison is an estimate and the completions are not sampled from the student's full
+    distribution, the prompts are answered again at temperature 1 for the comparison.
     """
 
     def draw_samples() -> list[Rollout]:
@@ -126,7 +126,7 @@ def show_notes_of(
 ) -> EvaluationSettings | None:
     """Return the settings with the notes of each prompt's first completion in the prompt.
 
-    A teacher that shows notes then has a context before it answers. None if one lacks a note.
+    A teacher that shows notes then has its context before it answers. None if a note is missing.
     """
     first = {rollout.prompt.id: rollout for rollout in reversed(rollouts)}
     if any(not set(names) <= rollout.notes.keys() for rollout in first.values()):

@@ -19,7 +19,7 @@ CHUNK, DIGITS = 64, 6
 """The tokens compared at once, and the significant digits of a number in a trace."""
 
 OTHER_TOKENS = "<tokens the student lacks>"
-"""The text that stands for all tokens that the teacher alone has."""
+"""The text that stands for all tokens that only the teacher has."""
 
 MEASURES = (
     *("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy", "reverse_kl"),

@@ -1,4 +1,4 @@
-"""Ask the scorers about a step's rollouts, let them learn, and hold them against the verifier."""
+"""Ask the scorers about a step's rollouts, train them, and compare them with the verifier."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ def add_judgements(
     scorers: Mapping[str, Scorer],
     cached: Mapping[str, Sequence[Judgement]],
 ) -> Sequence[Rollout]:
-    """Return the rollouts with the judgement of each scorer; those in `cached` are not asked."""
+    """Return the rollouts with the judgement of each scorer; scorers in `cached` are not asked."""
     for name, scorer in scorers.items():
         column = cached[name] if name in cached else judge_with(name, scorer, rollouts)
-        # One after the other, in the recipe's order: a critic may expect an earlier one's reward.
+        # Ask sequentially in the recipe's order: a critic may predict an earlier scorer's reward.
         rollouts = [
             replace(rollout, judgements={**rollout.judgements, name: judgement})
             for rollout, judgement in zip(rollouts, column, strict=True)
@@ -36,9 +36,9 @@ def add_judgements(
 
 
 def judge_with(name: str, scorer: Scorer, rollouts: Sequence[Rollout]) -> list[Judgement]:
-    """Return a scorer's judgements, undecided where they are no finite numbers.
+    """Return a scorer's judgements, undecided if a value is not a finite number.
 
-    Raises TeacherError if they cannot belong to the rollouts.
+    Raises TeacherError if the judgements do not fit the rollouts.
     """
     with report_rejections():
         scores = _ask(name, scorer, rollouts)
@@ -75,7 +75,7 @@ def _ask(name: str, scorer: Scorer, rollouts: Sequence[Rollout]) -> Sequence[Any
 
 
 def fit_scorers(scorers: Mapping[str, Scorer], rollouts: Sequence[Rollout]) -> Metrics:
-    """Let the scorers learn from a step's rollouts; return what they and their judgements show."""
+    """Train the scorers on a step's rollouts; return metrics of the scorers and their judgements."""
     metrics: Metrics = {}
     for name, scorer in scorers.items():
         fitted = call_foreign(f"fit() of scorer {name!r}", partial(scorer.fit, rollouts))
@@ -87,11 +87,12 @@ def fit_scorers(scorers: Mapping[str, Scorer], rollouts: Sequence[Rollout]) -> M
 
 
 def measure_judgements(name: str, rollouts: Sequence[Rollout]) -> Metrics:
-    """Return a scorer's view of the student's answers beside the verifier's.
+    """Compare a scorer's judgements of the student's answers with the verifier's rewards.
 
-    `score` is the mean value and `undecided` the share without one. `gap` is the mean value minus
-    the mean reward of the same answers: it grows while the student learns to please the scorer
-    alone. `agreement` is the probability that the scorer ranks a right answer above a wrong one.
+    `score` is the mean value, and `undecided` the share of answers without a value. `gap` is the
+    mean value minus the mean reward of the same answers: it grows if the student learns to please
+    only the scorer. `agreement` is the probability that the scorer ranks a correct answer above an
+    incorrect answer.
     """
     judged = [
         (rollout.judgements[name].value, rollout.reward)
@@ -107,7 +108,7 @@ def measure_judgements(name: str, rollouts: Sequence[Rollout]) -> Metrics:
         metrics["score"] = sum(scores) / len(scores)
     if pairs:
         metrics["gap"] = sum(score - reward for score, reward in pairs) / len(pairs)
-        # A ranking, because the level of a discriminator's logit means nothing.
+        # Use a ranking, because the level of a discriminator's logit is arbitrary.
         area = auroc([score for score, _ in pairs], [reward >= 1.0 for _, reward in pairs])
         metrics |= {} if area is None else {"agreement": area.mean}
     return metrics

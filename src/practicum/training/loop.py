@@ -1,4 +1,4 @@
-"""One step, and the loop over it. Every method is a configuration of these seven calls."""
+"""A training step and the training loop. Every method is a configuration of these calls."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ LOGPROB_TOLERANCE = 1e-3
 """A teacher's log-probability above this is an error, not rounding."""
 
 ROLLOUT_SOURCES = ("student", "teacher", "dataset")
-"""The writers whose share every step reports; a reference writes in few runs."""
+"""The writers that have a share in every step's metrics; a reference is reported only if it writes."""
 
 EVENTS = frozenset({"nonfinite", "skipped", "empty_updates", "halvings"})
 """The metrics of an update that count events: they are summed over updates and epochs."""
@@ -72,8 +72,9 @@ class StepComponents:
     """The components of a training step: student, teacher, reference model, task and prompts.
 
     `sampler` samples with the student's weights at the time of each call. `scorers` judge the
-    rollouts beside the task's verifier, and `notes` are written about them. `traffic` has the turns
-    of users, `segments` the answers that go on in a later step. `ledger` counts tokens, FLOPs and bytes.
+    rollouts in addition to the task's verifier, and `notes` are written about them. `traffic` has
+    the turns of users, and `segments` the answers that continue in a later step. `ledger` counts
+    tokens, FLOPs and bytes.
     """
 
     student: TrainingClient
@@ -143,8 +144,8 @@ def generate_rollouts(
 ) -> list[Rollout]:
     """Sample, reward and annotate a step's rollouts, with the student after `version` updates.
 
-    The rollouts hold the client's candidates if a teacher needs them. `lock` is held while notes are
-    made, which may ask a teacher.
+    The rollouts include the client's candidates if a teacher needs them. `lock` is held while notes
+    are made, because notes may ask a teacher.
     """
     prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)
@@ -163,7 +164,7 @@ def generate_rollouts(
     )
     rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
-    # The source has made the note that it needed while it wrote.
+    # The source has already made its own note while sampling.
     notes = {n: note for n, note in parts.notes.items() if n != plan.source.note_made}
     with lock or nullcontext():
         rollouts = add_notes(rollouts, notes, NoteMoment(step, client))
@@ -197,7 +198,7 @@ def score_rollouts(
 def build_teacher_queries(
     objective: Objective, parts: StepComponents
 ) -> dict[str, tuple[Teacher | None, Signal | None]]:
-    """Return by role the teacher and the signal that the objective needs from it."""
+    """Return the teacher and the signal that the objective needs from it, by role."""
     return {
         "teacher": (parts.teacher, objective.signal),
         "reference": (parts.reference, objective.reference_signal),
@@ -264,7 +265,7 @@ def train(
                 raise NumericError(
                     f"{learner} was skipped {len(steps)} times in {SKIPS_WINDOW} steps "
                     f"(steps {steps}) because losses or gradients were not finite; lower "
-                    f"{part}.learning_rate, or look at the rollouts of those steps"
+                    f"{part}.learning_rate, or check the rollouts of those steps"
                 )
 
 
@@ -279,7 +280,7 @@ def _list_skipping(metrics: Metrics, scorers: Iterable[str]) -> list[str]:
 def score_with(
     teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None
 ) -> list[TeacherSignal]:
-    """Return a teacher's signals; empty ones without a teacher, or if no loss term needs it."""
+    """Return a teacher's signals; empty signals without a teacher or if no loss term needs it."""
     if teacher is None or signal is None:
         return [TeacherSignal() for _ in rollouts]
     return teacher.score(rollouts, signal)
@@ -295,7 +296,7 @@ def run_updates(
     """Accumulate one gradient and run one `optim_step` for each mini-batch, in each epoch.
 
     Metrics are means over all updates, or sums if they are counts. Outputs and supervised tokens
-    are those of the first epoch.
+    come from the first epoch.
     """
     batches = split_data(datums, settings.updates)
     epochs = []
@@ -314,7 +315,7 @@ def run_updates(
 
 
 def split_data(datums: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:
-    """Split the datums into at most `updates` mini-batches with nearly as many prompts each.
+    """Split the datums into at most `updates` mini-batches with nearly equal numbers of prompts.
 
     All completions of a prompt stay in one mini-batch.
     """
@@ -337,7 +338,7 @@ def merge_updates(results: Sequence[ForwardResult]) -> ForwardResult:
 
 
 def merge_metrics(rows: Sequence[Metrics], totals: Collection[str]) -> Metrics:
-    """Sum the metrics in `totals`, and average the other ones over the rows that have them."""
+    """Sum the metrics in `totals`, and average all other metrics over the rows that have them."""
     if len(rows) == 1:
         return rows[0]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -353,7 +354,7 @@ def assemble(
     signals: Sequence[TeacherSignal],
     references: Sequence[TeacherSignal] = (),
 ) -> list[Datum]:
-    """Pair rollouts with signals; raises TeacherError if a signal cannot belong to its rollout."""
+    """Pair rollouts with signals; TeacherError if a signal does not fit its rollout."""
     if len(signals) != len(rollouts):
         raise TeacherError(
             f"the teacher answered {len(signals)} of {len(rollouts)} rollouts; every rollout needs "
@@ -419,7 +420,7 @@ def measure_rollouts(
 def _measure_waiting(
     parts: StepComponents, rollouts: Sequence[Rollout], step: int, settings: StepSettings
 ) -> Metrics:
-    """Return what waits for a later step: turns of users, answers in segments."""
+    """Measure the work that waits for a later step: turns of users and unfinished answers."""
     metrics: Metrics = {}
     if parts.traffic is not None:
         metrics |= parts.traffic.measure(step, settings.prompts_per_step)

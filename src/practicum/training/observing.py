@@ -1,7 +1,7 @@
-"""Learn what an environment wrote: terms of the loss about its tokens, beside those of the student's.
+"""Loss terms on an environment's tokens, in addition to the terms on the student's tokens.
 
-They take a pass of their own over the conversations, so that nothing of the other terms, from the
-aggregate to the returns, knows of the tokens in between.
+The terms on the environment's tokens use a separate pass over the conversations. The aggregate and
+the returns of all other terms are therefore not affected by the environment's tokens.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from practicum.types import Datum, ForwardResult
 def accumulate_gradient(
     student: TrainingClient, datums: Sequence[Datum], objective: Objective, seed: int
 ) -> ForwardResult:
-    """Accumulate the gradient of the objective, with a second pass for what an environment wrote.
+    """Accumulate the gradient of the objective, with a second pass for the environment's tokens.
 
-    The result is that of the student's tokens, or of the environment's if no term is about others.
+    The result is about the student's tokens; if all terms are on environment tokens, it is about
+    the environment's tokens.
     """
     of_writers, observed = objective.split_observed()
     if observed is None:
@@ -40,6 +41,6 @@ def accumulate_gradient(
 
 
 def _turn_to_environment(datum: Datum) -> Datum:
-    """Return the datum with a loss at the environment's tokens alone."""
+    """Return the datum with a loss only at the environment's tokens."""
     mask = datum.rollout.mark_tokens_by("environment")
     return replace(datum, rollout=replace(datum.rollout, loss_mask=mask))

@@ -1,8 +1,8 @@
-"""Compare the student with its teacher on held-out answers: exactly, or by an estimate.
+"""Compare the student with its teacher on held-out answers, exactly or by an estimate.
 
-Reverse KL is exact if both sides give whole distributions. Otherwise it is the mean log-ratio of
-tokens that the student drew from its whole distribution, at temperature 1: on greedy answers the
-same mean estimates no divergence, because it leaves out all tokens but the most likely one.
+Reverse KL is exact if both models return full distributions. Otherwise it is estimated by the mean
+log-ratio of tokens that the student sampled from its full distribution, at temperature 1. On greedy
+answers this mean does not estimate a divergence, because it only covers the most likely tokens.
 """
 
 import sys
@@ -30,10 +30,10 @@ from practicum.training.forensics import choose_traced, trace
 from practicum.types import Datum, Rollout, TeacherSignal
 
 COMPARED_TOKENS = 128
-"""The tokens whose full distributions are compared at once."""
+"""The number of tokens with full distributions that are compared at once."""
 
 COMPARED_TEXTS_TOKENS = 1024
-"""The tokens of the texts, prompts included, whose signals are compared together."""
+"""The number of tokens, including prompts, of the texts that are compared in one pass."""
 
 Columns = tuple[Float[Tensor, " T"] | None, Float[Tensor, " T"]]
 """The divergence (None if the teacher's signal is empty) and the student's entropy at each token."""
@@ -43,8 +43,8 @@ Columns = tuple[Float[Tensor, " T"] | None, Float[Tensor, " T"]]
 class TeacherComparison:
     """The mean student entropy and reverse KL per token, and the traced answers.
 
-    `entropy` and `divergence` are exact, on the answers; without whole distributions they are None,
-    and the estimates are on answers at temperature 1.
+    `entropy` and `divergence` are exact, on the given answers; without full distributions they are
+    None, and the estimates are computed on answers at temperature 1.
     """
 
     entropy: float | None = None
@@ -62,9 +62,9 @@ def compare_with_teacher(
     renderer: Renderer,
     draw_samples: Callable[[], Sequence[Rollout]],
 ) -> TeacherComparison:
-    """Compare student and teacher on the rollouts if both give whole distributions.
+    """Compare student and teacher on the rollouts if both return full distributions.
 
-    Otherwise estimate on the rollouts that `draw_samples` returns, drawn at temperature 1.
+    Otherwise estimate on the rollouts that `draw_samples` returns, sampled at temperature 1.
     """
     requests = build_score_requests(rollouts, reuse=True)
     traced = choose_traced(rollouts)
@@ -77,7 +77,7 @@ def compare_with_teacher(
         )
         signals = list(zip(student_signals, teacher_signals, strict=True))
         traces = [trace(rollouts[index], *signals[index], renderer) for index in traced]
-        # Many signals share one head, whose weights may be loaded for this comparison alone.
+        # Many signals share a head, and its weights may be loaded only for this comparison.
         heads = {head.key: head for _, teacher_signal in signals for head in teacher_signal.heads}
         for head in heads.values():
             head.release()
@@ -129,7 +129,7 @@ def _compare_answers(
     divergences, entropies = ([torch.zeros(0, dtype=torch.float64)] * len(rollouts) for _ in "12")
     datums = list(map(Datum, rollouts, teacher_signals, student_signals))
     with show_wait("comparisons with the teacher", len(rollouts)) as wait:
-        # Together, because a head's product of the few tokens of one answer is many times slower.
+        # Combine answers, because a matrix product with the few tokens of one answer is inefficient.
         for (rows,) in group_rows_into_passes(datums, COMPARED_TEXTS_TOKENS, sys.maxsize):
             part = [rollouts[row] for row in rows]
             student, teacher = (
@@ -155,7 +155,7 @@ def _compare_answers(
 def _compare_distributions(
     student_signal: TeacherSignal, teacher_signal: TeacherSignal, tokens: Tensor
 ) -> Columns:
-    """Return reverse KL and entropy from whole distributions."""
+    """Return reverse KL and entropy from full distributions."""
     compared = compare_signals(
         (student_signal, teacher_signal), tokens, COMPARED_TOKENS, ("reverse_kl", "student_entropy")
     )
@@ -166,7 +166,7 @@ def _compare_distributions(
 def _compare_sampled_tokens(
     student_signal: TeacherSignal, teacher_signal: TeacherSignal, _: Tensor
 ) -> Columns:
-    """Return estimates of both from the sampled tokens, one sample per token."""
+    """Estimate reverse KL and entropy from the sampled tokens, with one sample per token."""
     assert student_signal.logprobs is not None, "the student's own client was asked for them"
     logprobs = read_tokens(teacher_signal, slice(None)).logprobs
     divergence = None if logprobs is None else F.k1(student_signal.logprobs, logprobs)

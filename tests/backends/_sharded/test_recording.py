@@ -1,4 +1,4 @@
-"""A model that is replaced on the disk during a run is refused by every process that loads it."""
+"""A model that is replaced on disk during a run is refused by every process that loads it."""
 
 import shutil
 from collections.abc import Callable
@@ -26,12 +26,12 @@ assert cluster
 
 PARAMS = SamplingParams(4, 1.0, stop_ids=frozenset({0}))
 TEXTS = [ScoreRequest((3, 4, 5), (6, 7))]
-REPLACED = "model.safetensors has SHA-256 .* so the model is not the one that the run recorded; put"
+REPLACED = "model.safetensors has SHA-256 .* so the model differs from the model that the run recorded; restore"
 
 
 @pytest.fixture
 def copies(models: Path, tmp_path: Path) -> Path:
-    """Model folders that a test may change."""
+    """Return model folders that a test may change."""
     return shutil.copytree(models, tmp_path / "models")
 
 
@@ -43,7 +43,7 @@ def damage(folder: Path) -> None:
 def test_a_run_records_the_files_before_it_loads_them(
     copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A teacher that is replaced while it is loaded is not recorded as if it had been there before."""
+    """Check that a teacher replaced while it is loaded is not recorded as an earlier file."""
     load = local.load
 
     def load_late(*arguments: object, **options: object) -> object:
@@ -60,7 +60,7 @@ def test_the_digests_of_a_run_are_those_of_its_files(copies: Path, tmp_path: Pat
     built = assemble_run(toy_recipe(copies), tmp_path, keeps_records=True)
     teacher, identity = digest_model(str(copies / "teacher")), built.identify()
     assert {name: identity[f"teacher/{name}"] for name in teacher} == teacher
-    # Read before the load: what happens to the files later is no part of them.
+    # Read before the load: later changes to the files do not matter.
     damage(copies / "teacher")
     assert built.identify() == identity
 
@@ -85,7 +85,7 @@ def test_what_is_read_from_the_disk_again_is_compared(
 
 @pytest.mark.parametrize("role", ["student", "teacher"])
 def test_a_process_that_is_started_again_refuses_other_files(copies: Path, role: str) -> None:
-    """Ray starts a sampler or a teacher again by a new object, and repeats the request."""
+    """Ray restarts a sampler or a teacher as a new object, and repeats the request."""
     pytest.importorskip("ray")
     from practicum.backends.ray.processes import ModelProcess
 

@@ -1,4 +1,4 @@
-"""A teacher in shards gives the signals of a whole one, whichever texts each rank reads."""
+"""A sharded teacher gives the signals of a whole one, for any assignment of texts to ranks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def list_requests(count: int) -> list[ScoreRequest]:
 def test_ranks_with_unequal_texts_score_as_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, nodes: int
 ) -> None:
-    # Several passes on the first rank, one on the second, none on the others.
+    # Several passes on the first rank, one on the second, and no pass on further ranks.
     limits = replace(ON_CPU, scored_tokens=20)
     monkeypatch.setattr(sharded_scorer, "find_limits", lambda device: limits)
     monkeypatch.setattr("practicum.backends.local.sampler.find_limits", lambda device: limits)

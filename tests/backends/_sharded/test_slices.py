@@ -1,4 +1,4 @@
-"""A model that each rank reads by slices is the model that one process reads as a whole."""
+"""A model that each rank reads by slices equals the model that one process reads completely."""
 
 import string
 import weakref
@@ -98,12 +98,12 @@ def test_every_weight_and_limit_is_that_of_the_whole_model(tmp_path: Path) -> No
 
 
 def is_real(leaf: object) -> bool:
-    """The storage of a DTensor itself has no memory, its rows' has."""
+    """Return whether a leaf is a plain tensor with memory; a DTensor's own storage has none, its local rows have."""
     return type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_meta  # type: ignore[attr-defined]
 
 
 class LiveBytes(TorchDispatchMode):
-    """Notes the most bytes of storages that were alive at once; FSDP empties those that it keeps."""
+    """Records the peak bytes of live storages; FSDP empties the storages that it keeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         leaves = [leaf for leaf in tree_leaves(result) if is_real(leaf)]
         new = {leaf.untyped_storage()._cdata: leaf.untyped_storage() for leaf in leaves}
-        # To look at all storages after each small operation would take most of the time.
+        # Looking at all storages after each small operation would take most of the time.
         if any(storage.nbytes() >= 2048 for storage in new.values()):
             live = {key: storage for key, ref in self.storages.items() if (storage := ref())} | new
             self.storages = {key: weakref.ref(storage) for key, storage in live.items()}
@@ -158,14 +158,14 @@ def test_no_rank_holds_more_than_its_shard_one_layer_and_the_head(
             "total": sum(weight.nbytes for weight in model.parameters()),
         }
 
-    # The ranks remember that the compiled program computes the twin, whose size is not the model's.
+    # The ranks remember that the compiled program computes the twin, which has another size than the model.
     load_student(StudentConfig(model=str(folder)), 0)
     read_sizes.clear()
     answers = run_ranks(tmp_path / "ranks", 3, work)
     assert sum(answer["read"] for answer in answers) == answers[0]["total"]
     for answer in answers:
         assert answer["read"] == answer["shard"] < 0.4 * answer["total"]
-        # The trial's activations of some tokens come on top.
+        # The trial's activations of some tokens are added.
         assert answer["peak"] < answer["most"] + 40_000 < 0.8 * answer["total"], answer
 
 

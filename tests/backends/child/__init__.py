@@ -1,7 +1,7 @@
-"""A backend whose models live in a process of their own: what the port promises, with nothing of the local backend's code.
+"""A backend that runs models in a separate process: it fulfils the port without code of the local backend.
 
-The child opens the backend of this process by its name and does what it is asked over a pipe. Hidden states and heads stay
-there: what comes back are their names, and who reads them fetches them.
+The child opens the backend of this process by its name and executes requests over a pipe. Hidden states and heads stay
+there: the child returns their names, and readers fetch them.
 """
 
 from typing import ClassVar, Literal
@@ -12,18 +12,18 @@ from practicum.ports import Backend, BackendContext
 
 
 class Config(BaseModel):
-    """Nothing to set."""
+    """The backend has no settings."""
 
     checkpoints_here: ClassVar[bool] = True
     not_compared: ClassVar[frozenset[str]] = frozenset()
     type: Literal["backends.child"] = "backends.child"
 
     def build_single(self) -> "Config":
-        """Its checkpoints are those of one process, and it opens them itself."""
+        """Return these settings: checkpoints have the format of one process, and this backend opens them itself."""
         return self
 
     def problems(self, student, objective, mixes_tokens, staleness, models) -> list[str]:  # type: ignore[no-untyped-def]
-        """Decoding in lockstep needs both models in one process."""
+        """Require both models in one process for decoding in lockstep."""
         return ["rollout.source: 'token_mix' needs another backend"] if mixes_tokens else []
 
 

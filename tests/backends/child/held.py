@@ -1,6 +1,6 @@
-"""Hidden states and heads by their names: held in the child, fetched by whoever reads them.
+"""Hidden states and heads by their names: held in the child, fetched by their readers.
 
-The child holds states for as long as the parent does: where a name is collected there, the parent says so with its next
+The child holds states for as long as the parent does: when a name is collected in the parent, the parent reports it with its next
 question.
 """
 
@@ -16,29 +16,29 @@ from practicum.costs import MeteredHead
 from practicum.types import HeadLike, TeacherSignal
 
 HELD: dict[str, Any] = {}
-"""In the child: what names stand for."""
+"""In the child: the objects by name."""
 
 ASK: dict[int, Callable[[str], Any]] = {}
-"""In the parent: how to fetch what a name stands for, by the child's process."""
+"""In the parent: functions that fetch an object by name, by the child's process."""
 
 DROPPED: defaultdict[int, list[str]] = defaultdict(list)
-"""In the parent: the names of states that nobody there has any more, by the child's process."""
+"""In the parent: the names of states that are no longer referenced, by the child's process."""
 
 
 def fetch(process: int, name: str) -> Any:
-    """Return what a name stands for, wherever this is asked."""
+    """Return the object of a name, in either process."""
     return HELD[name] if process == os.getpid() else ASK[process](name)
 
 
 def take_dropped(process: int) -> list[str]:
-    """Return the names that the child need not hold any more, each once; others may be dropped meanwhile."""
+    """Return each name that the child may release, once; more names may be dropped meanwhile."""
     names = DROPPED[process]
     return [names.pop() for _ in range(len(names))]
 
 
 @dataclass(frozen=True)
 class ChildStates:
-    """See `practicum.types.StatesLike`; one object a name in the parent, and in the child as many as there are messages."""
+    """A handle of hidden states, see `practicum.types.StatesLike`; one per name in the parent, one per message in the child."""
 
     process: int
     name: str
@@ -58,7 +58,7 @@ class ChildStates:
 
 @dataclass(frozen=True)
 class ChildHead:
-    """See `practicum.types.HeadLike`."""
+    """A handle of a head, see `practicum.types.HeadLike`."""
 
     process: int
     number: int
@@ -75,7 +75,7 @@ class ChildHead:
         return self.fetch().logits(hidden, room)
 
     def release(self) -> None:
-        """It is fetched each time."""
+        """Do nothing: the head is fetched each time."""
 
     def fetch(self) -> HeadLike:
         return fetch(self.process, f"head {self.number}")

@@ -1,4 +1,4 @@
-"""The parent's side of the pipe: the port's verbs, each one question to the child."""
+"""The parent's side of the pipe: each method of the port is one question to the child."""
 
 import logging
 import multiprocessing
@@ -35,10 +35,10 @@ from practicum.types import (
 )
 
 PATIENCE = 300.0
-"""Seconds that an answer is waited for."""
+"""Seconds to wait for an answer."""
 
 PRELOAD = ["practicum.runs.assembly", "transformers.modeling_utils"]
-"""What takes seconds to import is imported once for all children."""
+"""Imports that take seconds are done once for all children."""
 
 log = logging.getLogger("practicum.backends.child")
 
@@ -62,7 +62,7 @@ class ChildBackend:
         context.at_end.callback(self.close)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Return the child's answer, or raise the error that it met; ResourceError where it is gone or silent."""
+        """Return the child's answer, or raise its error; ResourceError if the child is gone or silent."""
         with self._lock:
             try:
                 self._connection.send((take_dropped(self.pid), method, arguments))
@@ -83,7 +83,7 @@ class ChildBackend:
                 ) from error
 
     def close(self) -> None:
-        """Let the child end; what it held cannot be fetched any more."""
+        """Let the child end; its states can no longer be fetched."""
         ASK.pop(self.pid, None)
         take_dropped(self.pid)
         self._connection.close()
@@ -119,7 +119,7 @@ class ChildBackend:
 
 
 class ChildClient(SelfTeacher):
-    """See `practicum.ports.SelfTeacher`; a client that follows nothing is never asked for its state."""
+    """A self-teacher, see `practicum.ports.SelfTeacher`; a client that does not follow the student is never asked for its state."""
 
     def __init__(self, backend: ChildBackend, name: str) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""The child: it opens the backend of its process and answers what it is asked, until nobody asks any more."""
+"""The child: it opens the backend of its process and answers requests until the parent closes the connection."""
 
 import os
 from collections import Counter
@@ -22,9 +22,9 @@ MODEL = ("renderer", "context_length", "source", "dims", "no_sampling_reason")
 
 
 def answer(connection: Connection, seed: int, models: Path) -> None:
-    """Answer one question after the other: `(dropped, method, arguments)` to `("result", value)` or `("error", error)`.
+    """Answer questions in order: `(dropped, method, arguments)` to `("result", value)` or `("error", error)`.
 
-    `dropped` are the names of states that are not held any more.
+    `dropped` are the names of states that are no longer held.
     """
     torch.set_num_threads(1)
     child = Child(seed, models)
@@ -43,7 +43,7 @@ def answer(connection: Connection, seed: int, models: Path) -> None:
 
 
 class Child:
-    """What can be asked; clients are known by their names."""
+    """The methods of the child; clients are identified by name."""
 
     def __init__(self, seed: int, models: Path) -> None:
         def no_task() -> Any:
@@ -117,7 +117,7 @@ class Child:
         return list(HELD)
 
     def _named(self, answer: TeacherSignal) -> TeacherSignal:
-        """Return the answer with names for what stays here."""
+        """Return the answer with names for objects that stay here."""
         if answer.states is None or answer.head is None:
             return answer
         states = ChildStates(

@@ -19,13 +19,13 @@ from practicum.models.config import Lora, ModelConfig, StudentConfig
 from practicum.models.digests import digest_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-"""peft's own call of a name that transformers has deprecated."""
+"""peft calls a name that transformers has deprecated."""
 
 EVERY_MAP = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def adapter_folder(folder, base, *, tokenizer=False, **settings):
-    """A folder that peft itself wrote; returns the logits of base and adapter together."""
+    """Write a folder with peft itself; return the logits of base and adapter together."""
     torch.manual_seed(0)
     choices = {"r": 4, "lora_alpha": 8, "target_modules": EVERY_MAP, "init_lora_weights": False}
     config = LoraConfig(**{**choices, "task_type": "CAUSAL_LM", **settings})
@@ -144,7 +144,7 @@ def test_an_adapter_of_itself_is_refused(tmp_path):
         tmp_path / "adapter" / "adapter_config.json",
         base_model_name_or_path=str(tmp_path / "adapter"),
     )
-    with pytest.raises(ModelError, match=r"is an adapter too; merge that one"):
+    with pytest.raises(ModelError, match=r"is an adapter too; merge the base"):
         load(ModelConfig(model=str(tmp_path / "adapter")))
 
 
@@ -165,7 +165,7 @@ def test_an_adapter_that_lacks_weights_is_refused(tmp_path):
 
 
 def write_and_read(loaded, base, folder):
-    """The logits that peft gets from the written adapter on the base."""
+    """Return the logits that peft gets from the written adapter on the base."""
     write_adapter(loaded.language_model.model, str(base), folder)
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(base)

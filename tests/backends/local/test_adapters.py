@@ -1,4 +1,4 @@
-"""Adapters lie on every linear map and every fused weight of experts, and an export is the model that was trained."""
+"""Adapters are added to every linear map and every fused weight of experts, and an export is the trained model."""
 
 import re
 from collections import Counter
@@ -25,7 +25,7 @@ from practicum.types import ScoreRequest
 TEXT = ScoreRequest((3, 8, 9, 10), (4, 7, 7, 2, 5, 11))
 
 SHORT = ("deepseek_v3", "mixtral", "gpt2")
-"""One family with both kinds of layer, one with experts, one without; the others are long."""
+"""One family with both kinds of layer, one with experts, one without; all remaining families are long."""
 
 ATTENTION = {
     "self_attn.q_proj": 2,
@@ -82,7 +82,7 @@ ADAPTED = {
     },
     "seed_oss": ATTENTION | {f"mlp.{name}": 2 for name in MLP},
 }
-"""Around how many of the modules and fused weights of each name adapters lie, in two layers."""
+"""The number of modules and fused weights of each name that have adapters, in two layers."""
 
 MIXTURES = ("mixtral", "granitemoe", "deepseek_v3", "glm4_moe", "qwen3_next", "gpt_oss")
 
@@ -116,7 +116,7 @@ def score(client) -> torch.Tensor:
 
 @torch.no_grad()
 def plain_scores(folder) -> torch.Tensor:
-    """Log-probabilities by the whole forward of transformers, over the fifteen tokens that there are."""
+    """Compute log-probabilities by the whole forward of transformers, over the fifteen tokens that exist."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([[*TEXT.prompt_tokens, *TEXT.tokens]])
     logprobs = model(ids).logits[0, :, :15].log_softmax(-1)
@@ -126,7 +126,7 @@ def plain_scores(folder) -> torch.Tensor:
 
 
 def adapted_names(model) -> Counter:
-    """The modules and fused weights with adapters, without the number of their layer."""
+    """Return the modules and fused weights with adapters, without the number of their layer."""
     names = []
     for name, module in model.named_modules():
         if f"{name}.lora_A.default.weight" in dict(model.named_parameters()):
@@ -236,7 +236,7 @@ def test_what_is_sampled_has_the_probability_that_is_scored(folders, family):
 
 
 def test_experts_see_their_adapters_while_another_model_is_within_its_own(folders):
-    """As in a run in which rollouts are written in one thread and learned from in another."""
+    """Check a run that writes rollouts in one thread and trains in another."""
     outer, inner = (student(folders("mixtral")).language_model for _ in range(2))
     ids = torch.tensor([[3, 8, 9, 10]])
     seen = []
@@ -270,14 +270,14 @@ def test_what_could_not_be_exported_is_refused_before_anything_is_learned(tmp_pa
 
 
 class ServerCompletion(torch.nn.Linear):
-    """A plain product, written out by the class itself, as Falcon's."""
+    """A plain product, implemented by the class itself, as in Falcon."""
 
     def forward(self, x):
         return x @ self.weight.T + (0.0 if self.bias is None else self.bias)
 
 
 class Router(torch.nn.Linear):
-    """A product and something more."""
+    """A product with an addition."""
 
     def forward(self, x):
         return super().forward(x).softmax(dim=-1)

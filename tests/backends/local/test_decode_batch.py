@@ -1,4 +1,4 @@
-"""Slots: what is sampled does not depend on them, they are refilled at once, and a prompt is read once."""
+"""Decoding slots: samples do not depend on them, they are refilled immediately, and a prompt is read once."""
 
 import gc
 import math
@@ -46,7 +46,7 @@ def requests(count=12, group=1):
 
 
 def token_by_token(model, request, params):
-    """The slow twin: the whole text is read again for every token, without a cache, in float64."""
+    """Decode slowly as a reference: read the whole text again for every token, without a cache, in float64."""
     stream, tokens, blocks = (
         open_random_stream(request.seed),
         [],
@@ -122,7 +122,7 @@ def test_slots_and_lockstep_agree(model, monkeypatch):
 
 
 def test_a_slot_is_refilled_at_once(monkeypatch):
-    """With one slot more than needed free at no step, the steps are those of the best schedule in this order."""
+    """At no step is a slot free beyond need, so the steps equal the best schedule in this order."""
     model, steps = tiny(), []
     advance = SlotDecodeBatch.advance
     monkeypatch.setattr(
@@ -172,7 +172,7 @@ def test_a_shared_beginning_counts_once_in_the_limit_of_a_prefill(monkeypatch):
 
 
 def test_prompts_wait_unread_until_there_is_room():
-    """What is kept of prompts is bounded by the rows, not by how many wait."""
+    """The cached prompts are limited by the rows, not by the number of waiting requests."""
     model = tiny()
     reading = LocalSampler(model).open_decode_batch(
         [random_tokens(6, row) for row in range(50)], 3, 4
@@ -192,7 +192,7 @@ def test_admitting_stops_when_the_queue_is_empty():
 
 
 def test_what_a_slot_held_before_does_not_leak_into_the_next_text():
-    """Also not numbers that are no numbers: a masked key is still multiplied."""
+    """Also NaN: a masked key is still multiplied."""
     model = tiny()
     asked = [SampleRequest(random_tokens(30, 1), 1), SampleRequest(random_tokens(3, 2), 2)]
     after = LocalSampler(model, batch_size=1).sample(asked, SamplingParams(12))[1]
@@ -332,7 +332,7 @@ def test_adapters_are_decoded_as_part_of_the_weights_they_adapt():
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
     prepared = PrepackedModel(model, steps=100)
     maps = [layer for layer, product in prepared._forwards.items() if isinstance(product, _Product)]
-    assert len(maps) == 2 * len(targets), "one map each, none of its parts"
+    assert len(maps) == 2 * len(targets), "one map each, without its parts"
     ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
         expected = model.body(ids, torch.ones_like(ids, dtype=torch.bool))
@@ -352,7 +352,7 @@ def test_adapters_are_decoded_as_part_of_the_weights_they_adapt():
 
 @pytest.mark.slow
 def test_nothing_grows_over_two_hundred_steps():
-    """Neither tensors nor their bytes: what a step makes, it lets go of."""
+    """Neither tensors nor their bytes: a step frees everything it creates."""
     model = tiny()
     model.model.requires_grad_(True)
     trainer, teacher = LocalTrainer(model), LocalSampler(tiny(seed=1))

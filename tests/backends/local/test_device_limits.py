@@ -1,4 +1,4 @@
-"""What is done at once on a CPU stays as it was; a GPU takes more, and what a recipe sets is taken as it is."""
+"""Default limits: unchanged on a CPU, larger on a GPU; limits of a recipe are used exactly."""
 
 import torch
 

@@ -29,7 +29,7 @@ IDS = torch.tensor([[3, 8, 9, 10, 4, 7, 7, 2]])
 
 
 def trained(folder, **choices):
-    """A student two steps away from its base."""
+    """Return a student two steps away from its base."""
     loaded = load_student(StudentConfig(model=str(folder), **choices), 0)
     trainer = LocalTrainer(loaded.language_model)
     for step in range(2):
@@ -40,7 +40,7 @@ def trained(folder, **choices):
 
 
 def folder_with_own_head(folder):
-    """A folder with its own head although its config ties it, as merged adapters leave."""
+    """Return a folder with its own head although its config ties it, as merged adapters leave."""
     model_folder(folder)
     head = torch.randn(TOKENS, 32, generator=torch.Generator().manual_seed(0)) / 4
     change_weights(folder, lambda weights: weights.update({"lm_head.weight": head}))
@@ -96,7 +96,7 @@ def test_a_head_of_its_own_is_exported_whatever_the_config_says(tmp_path, choice
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("choices", CHOICES, ids=str)
 def test_an_export_that_is_another_model_is_refused(tmp_path, monkeypatch, choices, dtype):
-    """The head is lost on the way: what a tied copy of the model does."""
+    """Check that a lost head is found, as in a tied copy of the model."""
     loaded = trained(folder_with_own_head(tmp_path / "base"), dtype=dtype, **choices)
     write = exporting._write_model
 

@@ -1,4 +1,4 @@
-"""Losses of given tokens over a local model, and what a model says about a prompt: held to plain autograd and softmax."""
+"""Losses of given tokens over a local model, and log-probabilities of a prompt: compared with plain autograd and softmax."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def base(tmp_path_factory):
 
 
 def plain_logprobs(model, tokens):
-    """[N, V] by the model's own forward."""
+    """Return [N, V] by the model's own forward."""
     return torch.log_softmax(
         model.model(torch.tensor([tokens])).logits[0, :, : model.vocab_size].float(), dim=-1
     )
@@ -40,7 +40,7 @@ def cross_entropy(tokens, targets, weights):
 
 
 def moved(model):
-    """The adapters away from their start, where half of them have no gradient."""
+    """Move the adapters away from their start, where half of them have no gradient."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.trainable_parameters().values():

@@ -1,4 +1,4 @@
-"""What a backward pass keeps is measured, and what does not fit is computed twice."""
+"""The memory kept for a backward pass is measured, and too large parts are recomputed."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ from practicum.types import ScoreRequest
 
 
 def kept(model, length):
-    """Bytes held for the backward pass of one text, the slow way: every saved tensor's own elements."""
+    """Count the bytes held for the backward pass of one text, the slow way: every saved tensor's own elements."""
     weights = {weight.data_ptr() for weight in model.model.parameters()}
     seen = {}
 
@@ -83,7 +83,7 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less():
     expected, result = gradients(student, data, Objective(), TrainerLimits(10**6))
     held = []
     trainer = LocalTrainer(student, TrainerLimits(graph_mib=1))
-    trainer._bytes_a_token = 2**20  # a token of which one fits
+    trainer._bytes_a_token = 2**20  # so large that one token fits
     assert trainer.plan_micro_batch(max(map(count_text_tokens, data))).recompute
     found = trainer.forward_backward(data, Objective(), 0)
     for name, parameter in student.trainable_parameters().items():
@@ -100,7 +100,7 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less():
 
 
 def test_by_default_the_plan_is_the_models_and_nobody_elses():
-    """The same model plans the same on every machine, so a run does not depend on the memory that happens to be free."""
+    """Check that the same model plans the same on every machine, so a run does not depend on the free memory."""
     trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
     trainer.forward_backward(data, Objective(), 0)
     assert 2**30 // measure_activation_bytes(trainer.language_model) > MAX_CPU_TOKENS

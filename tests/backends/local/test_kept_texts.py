@@ -1,4 +1,4 @@
-"""Texts that go on are read once, and are sampled as if they were read again: in each way to decode, and in conversations."""
+"""Continued texts are read once, and are sampled as if they were read again: for each decoder, and in conversations."""
 
 from dataclasses import replace
 
@@ -21,13 +21,13 @@ EXACT = {"rtol": 0, "atol": 1e-5}
 
 
 def start(count=7):
-    """Prompts of unequal lengths, two of them the same."""
+    """Return prompts of unequal lengths, two of them the same."""
     prompts = [random_tokens(3 + 7 * (row % 4), row % 6) for row in range(count)]
     return [SampleRequest(prompt, row) for row, prompt in enumerate(prompts)]
 
 
 def go_on(requests, samples, turn):
-    """The texts so far, each with a reply of its own length; every third has none, as a turn that was cut."""
+    """Return the texts so far, each with a reply of a different length; every third has none, as a truncated turn."""
     return [
         SampleRequest(
             (
@@ -42,7 +42,7 @@ def go_on(requests, samples, turn):
 
 
 def converse(client, params=PARAMS, turns=4):
-    """All samples of some turns."""
+    """Return all samples of some turns."""
     requests, every = start(), []
     for turn in range(1, turns + 1):
         samples = client.sample(requests, params)
@@ -125,7 +125,7 @@ def test_the_text_used_longest_ago_goes_first():
 
 
 def test_a_sliding_window_keeps_nothing():
-    """Texts beyond the window are padded, which keeps nothing; those within it are kept."""
+    """Texts beyond the window are padded, which stores nothing; texts within it are stored."""
     plain = LocalSampler(tiny("gemma3"))
     for kept, read in zip(
         converse(plain.remember_texts(), turns=2), converse(plain, turns=2), strict=True

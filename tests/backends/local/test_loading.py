@@ -1,4 +1,4 @@
-"""What is wrong with a model folder is said before anything is learned; what is right loads as it is."""
+"""Faults of a model folder are reported before training starts; valid folders load unchanged."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_a_folder_without_weights(folder):
 
 
 def test_a_folder_without_a_vocabulary(folder):
-    """transformers makes up a tokenizer from the model's type, also next to a tokenizer's settings."""
+    """transformers invents a tokenizer from the model's type, also next to a tokenizer's settings."""
     (folder / "tokenizer.json").unlink()
     for missing in ("tokenizer_config.json", "special_tokens_map.json"):
         refused(folder, r"no tokenizer \(tokenizer.json, or a vocabulary such as tokenizer.model\)")
@@ -277,7 +277,7 @@ def test_a_stop_token_that_is_none(folder):
 def test_cuda_that_is_not_there(folder):
     refused(
         folder,
-        "device is 'cuda', but no CUDA device is available; write device: auto or cpu",
+        "device is 'cuda', but no CUDA device is available; set device: auto or cpu",
         device="cuda",
     )
 
@@ -453,7 +453,7 @@ def test_of_a_task_that_answers_back_the_turns_of_its_expert_are_learned_first(t
 def test_a_conversation_with_an_expert_that_does_not_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch, "MAX_TURNS", 2)
     config = walker.Config(turns=3, train_size=8, heldout_size=2)
-    with pytest.raises(DataError, match=r"not ended after 2 turns; write pretrain: \{steps: 0\}"):
+    with pytest.raises(DataError, match=r"not ended after 2 turns; set pretrain: \{steps: 0\}"):
         list_lessons(walker.build(config, TaskContext(0, tmp_path)), seed=5)
 
 

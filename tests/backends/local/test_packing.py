@@ -1,4 +1,4 @@
-"""Texts laid end to end are read as each is read alone, to the gradient."""
+"""Packed texts give the states and the gradient of texts that are read one by one."""
 
 import random
 from dataclasses import replace
@@ -33,11 +33,11 @@ TEXTS = [
     ScoreRequest((*ROOT, 5, 6), ()),
     ScoreRequest((*ROOT, *random_tokens(18, 0)), ()),
 ]
-"""Two levels of shared beginnings, lengths from nothing to sixteen."""
+"""Texts with two levels of shared beginnings and lengths from zero to sixteen."""
 
 
 def alone(model, texts):
-    """One text at a time by transformers, with the very last token, which nothing needs, read too."""
+    """Read one text at a time by transformers, including the last token, which is not needed."""
     states = []
     for text in texts:
         ids = torch.tensor([[*text.prompt_tokens, *text.tokens]])
@@ -66,14 +66,14 @@ def test_packed_texts_give_the_states_and_the_gradient_of_texts_read_alone(archi
     for one, other in zip(gradients(model, found), gradients(model, expected), strict=True):
         assert (
             one - other
-        ).norm() <= 2e-6 * other.norm()  # the norms of transformers are taken in float32
+        ).norm() <= 2e-6 * other.norm()  # the norms of transformers are computed in float32
 
 
 @pytest.mark.long
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_tree_of_texts_is_read_as_its_texts(data):
-    """Prompts grown from each other, so that beginnings are shared at every depth or not at all."""
+    """Build prompts from each other, so that beginnings are shared at every depth or not at all."""
     model = tiny()
     model.model.double()
     stems = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
@@ -106,9 +106,9 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
     ("count", "common", "own", "new", "shared"),
     [
         (16, 7, 12, 10, True),  # a chat template's opening before sixteen short questions
-        (16, 7, 12, 120, False),  # little of what is read
+        (16, 7, 12, 120, False),  # a small part of all tokens read
         (3, 8, 3, 4, True),
-        (3, 7, 3, 4, False),  # fourteen tokens do not repay the calls of attention
+        (3, 7, 3, 4, False),  # fourteen tokens save less than the extra attention calls cost
         (2, 16, 3, 4, True),
         (2, 16, 90, 30, False),
         (40, 1, 3, 4, True),
@@ -116,7 +116,7 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
     ],
 )
 def test_a_beginning_is_shared_if_it_saves_enough_of_the_row(count, common, own, new, shared):
-    """The twin of every row is each text alone."""
+    """The reference for every row is each text by itself."""
     beginning, model = random_tokens(common, 3), tiny()
     texts = [
         ScoreRequest((*beginning, row, *random_tokens(own - 1, row)), random_tokens(new, 70 + row))
@@ -137,7 +137,7 @@ def test_a_packing_counts_as_many_tokens_as_it_reads():
 
 @pytest.mark.parametrize("max_packed_tokens", [10**6, 0])
 def test_as_many_texts_go_together_as_fit_and_one_more_would_not(max_packed_tokens):
-    """Two domains, each with a long beginning of its own: what only neighbours share is not shared by all."""
+    """Two domains, each with a separate long beginning: only neighbours share it, not all texts."""
     beginnings = [random_tokens(60, 1), random_tokens(60, 2)]
     texts = [
         ScoreRequest((*beginnings[row // 4], *random_tokens(3, row)), random_tokens(5, 50 + row))
@@ -270,7 +270,7 @@ def test_a_known_length_is_not_tried_again(monkeypatch):
 def attend_segment_by_segment(
     queries, keys, values, query_ends, key_ends, longest, reach, **settings
 ):
-    """What the flash kernel computes: each segment's queries stand at the end of its keys."""
+    """Compute the flash kernel's result: the queries of each segment are aligned with the end of its keys."""
     assert settings["window_size"] == (-1, 0)
     assert settings["enable_gqa"] == (queries.shape[1] != keys.shape[1])
     outputs = []
@@ -294,7 +294,7 @@ def attend_segment_by_segment(
     "texts", [TEXTS, TEXTS[:1], [ScoreRequest((1, 2), (3,)), ScoreRequest((4,), (5, 6))]]
 )
 def test_segments_of_a_flash_kernel_attend_as_groups_with_masks_do(texts):
-    """With shared prefixes of two levels, with one text, and with nothing shared."""
+    """Return texts with shared prefixes of two levels, a single text, and texts without shared tokens."""
     batch = PackedBatch(texts, torch.device("cpu"))
     draw = torch.Generator().manual_seed(0)
     queries, keys, values = (

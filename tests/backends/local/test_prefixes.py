@@ -1,4 +1,4 @@
-"""The prefix that texts share is read once a run, and no bit of a state depends on what is kept of it."""
+"""A prefix shared by texts is read once per run, and no bit of a state depends on the cached parts."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ROOT = random_tokens(FEWEST_SAVED_TOKENS + 14, 9)
 
 
 def texts(first: int, root: tuple[int, ...] = ROOT) -> list[ScoreRequest]:
-    """Unequal texts after the root, two of the same prompt, one without an answer."""
+    """Return unequal texts after the root, two of the same prompt, one without an answer."""
     prompts = [(*root, number + 3, *random_tokens(4 + number, first)) for number in range(5)]
     lengths = [7, 1, 0, 3, 12]
     made = [
@@ -25,7 +25,7 @@ def texts(first: int, root: tuple[int, ...] = ROOT) -> list[ScoreRequest]:
 
 
 def count_read_tokens(model, call) -> int:
-    """The tokens that pass through the body in the call."""
+    """Count the tokens that pass through the body in the call."""
     counts: list[int] = []
     hook = model.model.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: counts.append(inputs[0].numel())

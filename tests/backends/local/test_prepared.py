@@ -1,4 +1,4 @@
-"""What is kept of a frozen model in the processor's layout gives the scores of the model's own maps."""
+"""The stored layout of a frozen model for this processor gives the scores of the model's own maps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Weights with fewer bits have the format's values, cost what it costs, and stay the same wherever they are kept."""
+"""Weights with fewer bits have the format's values and size, and do not depend on where they are kept."""
 
 import itertools
 from pathlib import Path
@@ -31,7 +31,7 @@ TAKES = {"int8": 0.02, "nf4": 0.3, "nvfp4": 0.3}
 
 
 def list_e4m3() -> list[float]:
-    """The finite sizes of E4M3 by their code: four bits of exponent with a bias of 7, three of mantissa."""
+    """List the finite sizes of E4M3 by their code: four bits of exponent with a bias of 7, three of mantissa."""
     sizes = []
     for exponent, mantissa in itertools.product(range(16), range(8)):
         if (exponent, mantissa) == (15, 7):
@@ -43,13 +43,13 @@ def list_e4m3() -> list[float]:
 
 
 def choose(size: float, table) -> float:
-    """The nearest entry; of two that are as near, the one with the even code."""
+    """Return the nearest entry; of two equally near entries, the entry with the even code."""
     best = min(range(len(table)), key=lambda code: (abs(table[code] - size), code % 2))
     return table[best]
 
 
 def slow_nvfp4(weight: Tensor) -> Tensor:
-    """NVFP4 of a matrix, number by number in double precision."""
+    """Compute NVFP4 of a matrix, number by number in double precision."""
     whole = max(abs(number) for row in weight.tolist() for number in row) / (6 * 448)
     scales = list_e4m3()
     rows = []
@@ -139,7 +139,7 @@ def test_the_bytes_are_those_that_a_plan_counts(folder: Path, name: str) -> None
         names, _ = layer.weight.__tensor_flatten__()
         stored += sum(getattr(layer.weight, part).nbytes for part in names)
     linear = sum(layer.weight.numel() for layer in layers)
-    # Scales, and the tables that each tensor has, weigh in a tiny model.
+    # Scales, and the tables of each tensor, are a large part of a tiny model.
     assert stored == pytest.approx(count_weight_bytes(linear, linear, 4, name), rel=0.25)
 
 
@@ -149,7 +149,7 @@ def test_the_bytes_are_those_that_a_plan_counts(folder: Path, name: str) -> None
         (lambda: LlamaForCausalLM(LlamaConfig(hidden_size=12, intermediate_size=20, **SIZES)),
          "layers.0.self_attn.q_proj has 144 weights, and quantization nf4 needs a multiple of 64"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=15)),
-         "in no linear layer of torch"),
+         "not in torch linear layers"),
     ],
     ids=["no whole blocks", "transposed maps"],
 )  # fmt: skip

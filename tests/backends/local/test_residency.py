@@ -1,4 +1,4 @@
-"""A model fetched for each call says, bit for bit, what the resident one says, and nothing of it stays in between."""
+"""A model that is loaded for each call gives, bit for bit, the results of a resident model, and leaves nothing in memory."""
 
 import gc
 import weakref
@@ -125,7 +125,7 @@ def test_no_requests_fetch_nothing(
 
 @pytest.fixture
 def alive(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[torch.nn.Module]":
-    """The modules of every language model that is still held."""
+    """Return the modules of every language model that is still held."""
     held: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
     made = LanguageModel.__init__
 
@@ -140,7 +140,7 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[torch.nn.Module]"
 def test_nothing_of_a_model_on_disk_stays_in_memory(
     folder: Path, alive: "weakref.WeakSet[torch.nn.Module]"
 ) -> None:
-    gc.disable()  # dropped by reference counting alone, so at once
+    gc.disable()  # dropped only by reference counting, so immediately
     try:
         visiting = client(folder, "disk")
         assert not alive
@@ -234,7 +234,7 @@ def test_a_head_that_the_folder_does_not_hold_as_it_is_used_is_refused(tmp_path:
     loaded = load(config)
     change_weights(folder, lambda weights: weights["model.embed_tokens.weight"].mul_(2))
     with pytest.raises(
-        ModelError, match=r"weights of the head \(.*embed_tokens.*write residency: swap or resident"
+        ModelError, match=r"weights of the head \(.*embed_tokens.*set residency: swap or resident"
     ):
         build_scorer(loaded, config, 2, 3)
 

@@ -1,4 +1,4 @@
-"""Sampling and scoring: exact log-probabilities, the same tokens in any company, the right frequencies."""
+"""Sampling and scoring: exact log-probabilities, the same tokens in any batch, the right frequencies."""
 
 import itertools
 from dataclasses import replace
@@ -36,7 +36,7 @@ def model(request):
 
 
 def requests(count: int = 7, shared: int = 0) -> list[SampleRequest]:
-    """Prompts of unequal lengths, one of them twice, all beginning with `shared` common tokens."""
+    """Return prompts of unequal lengths, one of them twice, all beginning with `shared` common tokens."""
     common = random_tokens(shared, 99)
     prompts = [common + random_tokens(3 + 5 * number % 13, number) for number in range(count)]
     prompts[-1] = prompts[0]
@@ -106,7 +106,7 @@ def test_logprobs_of_a_sample_are_those_of_the_model(model):
 
 
 def slow_sampling_distribution(logprobs, params):
-    """Token to log-probability, by sorting: temperature, then the top k, then the smallest set of mass top_p."""
+    """Map token to log-probability, by sorting: temperature, then the top k, then the smallest set of mass top_p."""
     scaled = torch.softmax(logprobs.double() / params.temperature, dim=-1).tolist()
     order = sorted(range(len(scaled)), key=lambda token: -scaled[token])
     if params.top_k:
@@ -371,7 +371,7 @@ def test_padding_rows_of_the_embedding_are_never_sampled_and_hold_no_mass():
 def test_states_beyond_the_bound_wait_on_the_host_and_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A pass takes four of the texts on every device; a GPU's own limit would take all of them."""
+    """Check that a pass takes four of the texts on every device; a GPU's own limit would take all of them."""
     monkeypatch.setattr(local_sampler, "find_limits", lambda device: ON_CPU)
     model = tiny()
     texts = [ScoreRequest(random_tokens(40, n), random_tokens(200 + n, 50 + n)) for n in range(10)]
@@ -401,7 +401,7 @@ def test_a_local_model_can_answer_everything():
 
 
 def mixed(asked: list[SampleRequest], extra: int = 4) -> list[MixedRequest]:
-    """The same requests; the teacher reads `extra` tokens before each prompt."""
+    """Return the same requests; the teacher reads `extra` tokens before each prompt."""
     return [
         MixedRequest(
             request.prompt_tokens, random_tokens(extra, 7) + request.prompt_tokens, request.seed
@@ -542,7 +542,7 @@ def test_local_clients_decode_in_lockstep():
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_mixture_has_no_banned_tokens(share: float) -> None:
-    # The banned token is the likeliest of both models.
+    # The banned token is the most likely token of both models.
     logits, teacher = torch.zeros(4000, 5), torch.zeros(4000, 5)
     logits[:, 3], teacher[:, 3], teacher[:, 1] = 9.0, 9.0, 1.0
     params = SamplingParams(4, banned_ids=frozenset({3}))

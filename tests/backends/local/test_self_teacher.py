@@ -1,4 +1,4 @@
-"""A self-teacher follows its rule exactly and holds only what learns."""
+"""A self-teacher follows its rule exactly and only holds weights that are trained."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def step(trainer: LocalTrainer) -> None:
 
 
 def history(trainer: LocalTrainer, teachers, count: int):
-    """The student's weights before the first step and after each."""
+    """Return the student's weights before the first step and after each."""
     seen = [copies(trainer)]
     for number in range(1, count + 1):
         step(trainer)
@@ -95,7 +95,7 @@ def test_a_shared_prefix_is_read_with_the_weights_the_rule_names(rule):
 
 
 def test_what_live_weights_said_does_not_move_between_the_updates_of_a_step():
-    """The head of an answer is read after the first update; with the weights of now it would fit its hidden states no more."""
+    """Check that the head of an answer, read after the first update, is the old one; the new one would not fit the states."""
     trainer = LocalTrainer(tiny())
     teacher = trainer.build_self_teacher(WeightUpdateRule("live", updates=2))
     (signal,) = teacher.score([REQUEST], Full())
@@ -119,7 +119,7 @@ def test_scoring_and_sampling_leave_the_student_alone(rule):
 
 
 def test_a_signal_outlives_the_swap_of_weights():
-    """Hidden states and head belong to the held weights even when they are read after the student came back."""
+    """Check that hidden states and head belong to the held weights even when they are read after the student was restored."""
     trainer = LocalTrainer(tiny())
     teacher = trainer.build_self_teacher(WeightUpdateRule("frozen"))
     before = teacher.score([REQUEST], Sampled())[0].logprobs

@@ -1,4 +1,4 @@
-"""What a model costs is read from its modules."""
+"""The cost of a model is read from its modules."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from practicum.models.config import Lora, StudentConfig
 
 
 def test_of_a_mixture_of_experts_those_count_that_a_token_goes_to(tmp_path: Path) -> None:
-    """One dense layer, and one with four experts of which two are chosen, beside one that all tokens go through."""
+    """Count one dense layer, and one layer that uses two of its four experts plus a shared expert."""
     folder = family_folder(tmp_path / "model", "glm4_moe")
     loaded = load_student(StudentConfig(model=str(folder), lora=Lora(rank=3)), 0)
     shape, learning = measure_dims(loaded.language_model), measure_trainable(loaded.language_model)

@@ -1,4 +1,4 @@
-"""What a student keeps of texts that it writes equals what later passes would compute of them."""
+"""The states that a student stores while writing equal the states that later passes compute."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ RESCORED = replace(PARAMS, rescored=True)
 
 
 def build_model(first, settings=None):
-    """A model of three layers that learns those from `first` on."""
+    """Build a model of three layers that trains the layers from `first` on."""
     model = make(settings)
     model.model.requires_grad_(False)
     for number, layer in enumerate(model.model.model.layers):
@@ -31,13 +31,13 @@ def build_model(first, settings=None):
 
 
 def build_student(first=1, settings=None):
-    """The same with its trainer."""
+    """Return the same model with its trainer."""
     model = build_model(first, settings)
     return model, LocalTrainer(model)
 
 
 def write(trainer, params=PARAMS, prompts=9):
-    """Completions of unequal prompts, some of them equal, in four slots that are refilled."""
+    """Write completions of unequal prompts, some of them equal, in four slots that are refilled."""
     requests = [
         SampleRequest(random_tokens(3 + 5 * (row % 4), row % 7), row) for row in range(prompts)
     ]
@@ -90,7 +90,7 @@ def test_an_update_from_kept_states_has_the_gradient_of_one_without(compiled, na
 def test_layers_that_never_change_are_not_computed_again(compiled):  # noqa: F811
     model, trainer = build_student(2)
     rollouts = write(trainer)
-    differentiate(model, trainer, rollouts)  # the first call measures passes of its own
+    differentiate(model, trainer, rollouts)  # the first call measures with separate passes
     read = []
     for number, layer in enumerate(model.model.model.layers):
         layer.mlp.down_proj.register_forward_hook(lambda *_, number=number: read.append(number))

@@ -1,4 +1,4 @@
-"""Gradients against a naive twin that holds every [T, V] matrix, and everything that must not change them."""
+"""Gradients against a naive twin that holds every [T, V] matrix, and conditions that must not change them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -77,7 +77,7 @@ def trainable(model: LanguageModel) -> LanguageModel:
 def gradients(
     model: LanguageModel, data, objective, limits=None, seed: int = 0, *, dropout: bool = False
 ):
-    """Gradient by name and the result, of a fresh trainer."""
+    """Return the gradient by name and the result, of a fresh trainer."""
     trainer = LocalTrainer(model, limits, dropout=dropout)
     result = trainer.forward_backward(data, objective, seed)
     found = {
@@ -90,7 +90,7 @@ def gradients(
 
 
 def naive_gradients(student: LanguageModel, teacher: LanguageModel, data, objective):
-    """One forward a sequence, the whole [T, V] of both, one backward of the whole loss."""
+    """Compute one forward per sequence, the whole [T, V] of both models, and one backward of the whole loss."""
     student.model.eval()
     student.model.zero_grad(set_to_none=True)
     used = [datum for datum in data if datum.rollout.loss_mask.any()]
@@ -120,7 +120,7 @@ def naive_gradients(student: LanguageModel, teacher: LanguageModel, data, object
 
 
 def assert_same(found, expected, relative=1e-6):
-    """Equal in every parameter: a difference of norm at most `relative` times that of the whole gradient."""
+    """Assert that every parameter differs by at most `relative` times the norm of the whole gradient."""
     assert found.keys() == expected.keys()
     norm = torch.nn.utils.get_total_norm(expected.values()).item() if expected else 0.0
     assert norm > 0
@@ -159,9 +159,9 @@ def test_gradients_equal_a_naive_twin_in_every_parameter(architecture, choice):
 
 @pytest.mark.parametrize("choice", OBJECTIVES, ids=str)
 def test_gradients_and_records_do_not_depend_on_how_the_batch_is_cut(choice):
-    """The order of a product's sums depends on its shape, on some processors and on GPUs.
+    """Compare with float64: the order of a product's sums depends on its shape, on some processors and on GPUs.
 
-    So two cuts may differ by what both differ from the gradient in float64.
+    So two cuts may differ by as much as each differs from the gradient in float64.
     """
     student, objective = trainable(tiny()), Objective.model_validate(choice)
     data = data_for(tiny(seed=1))
@@ -184,13 +184,13 @@ def test_gradients_and_records_do_not_depend_on_how_the_batch_is_cut(choice):
 
 
 def doubled(model: LanguageModel) -> LanguageModel:
-    """The model in float64, trainable."""
+    """Return the model in float64, trainable."""
     model.model.double()
     return trainable(model)
 
 
 def measure_difference(found, expected) -> float:
-    """The largest difference of a parameter's gradient, relative to the norm of the whole gradient."""
+    """Return the largest difference of a parameter's gradient, relative to the norm of the whole gradient."""
     norm = torch.nn.utils.get_total_norm(expected.values()).item()
     return max((found[name] - value).norm().item() for name, value in expected.items()) / norm
 
@@ -265,7 +265,7 @@ def test_teachers_with_different_heads_in_one_batch():
 
 
 def naive_by_rows(student, teachers, data, objective):
-    """The naive twin one row at a time; the aggregate must be a mean of sums over sequences."""
+    """Compute the naive twin one row at a time; the aggregate must be a mean of sums over sequences."""
     used = [row for row, datum in enumerate(data) if datum.rollout.loss_mask.any()]
     total: dict[str, torch.Tensor] = {}
     for row in used:
@@ -354,7 +354,7 @@ def test_an_empty_mask_contributes_nothing():
     "choice", [{"divergence": "jsd(0.3)"}, {"signal": "topk(5)"}, {"signal": "sampled"}], ids=str
 )
 def test_an_answer_of_which_nothing_is_learned_does_not_count(choice, aggregate):
-    """SDPO's mask (2601.20802, released code): no context, no part in the mean; the first pass agrees."""
+    """Check SDPO's mask (2601.20802, released code): without a context there is no part in the mean; the first pass agrees."""
     student, teacher = trainable(tiny()), tiny(seed=1)
     objective = Objective.model_validate({**choice, "aggregate": aggregate})
     data = data_for(teacher)
@@ -367,7 +367,7 @@ def test_an_answer_of_which_nothing_is_learned_does_not_count(choice, aggregate)
 
 @pytest.mark.parametrize("with_reference", [False, True])
 def test_an_answer_counts_if_any_term_learns_of_it(with_reference):
-    """A reward, or the reference, has something to say about what the teacher is silent about."""
+    """Check that a reward or the reference gives a loss where the teacher is silent."""
     teacher = tiny(seed=1)
     other = {"against": "reference"} if with_reference else {"signal": "score(group_mean)"}
     objective = Objective.model_validate({"losses": [{}, other]})
@@ -507,7 +507,7 @@ def test_metrics_are_means_over_the_supervised_tokens():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor that any operation gave."""
+    """Records the number of elements of the largest tensor that any operation returned."""
 
     largest = 0
 
@@ -522,7 +522,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("choice", OBJECTIVES, ids=str)
 def test_no_matrix_of_tokens_by_vocabulary_is_ever_whole(choice):
-    """With chunks of 4 tokens nothing larger than the weights and the body's own activations is ever made."""
+    """Check that chunks of 4 tokens never create a tensor larger than the weights and the body's own activations."""
     student, teacher = trainable(tiny()), tiny(seed=1)
     data = data_for(teacher, [rollout(2, 40, seed) for seed in range(4)])
     trainer = LocalTrainer(student, TrainerLimits(micro_batch_tokens=10**6, chunk_tokens=4))
@@ -642,7 +642,7 @@ def test_a_step_without_a_gradient_moves_nothing():
 
 
 NOTHING_TO_LEARN = {
-    "a filter that nobody passes": {"filter": "correct"},
+    "a filter that accepts no answer": {"filter": "correct"},
     "weights that leave every token out": {"weights": "threshold(1e6)"},
     "rewards that are all alike": {"signal": "score(group_mean)"},
     "ranking weights under a filter": {"filter": "correct", "weights": "entropy_top(0.5)"},
@@ -764,7 +764,7 @@ def test_by_default_nothing_drops_out():
 
 
 def test_the_dropout_of_a_pass_does_not_depend_on_the_passes_before_it():
-    """So that it is the same whichever process a pass is dealt to."""
+    """Equal for every process that gets the pass."""
     data, alone = data_for(tiny(seed=1)), TrainerLimits(micro_batch_tokens=1)
     there, back = (
         gradients(trainable(tiny(dropout=0.5)), order, Objective(), alone, dropout=True)[0]
@@ -774,7 +774,7 @@ def test_the_dropout_of_a_pass_does_not_depend_on_the_passes_before_it():
 
 
 def test_the_first_pass_of_sequence_objectives_is_without_dropout():
-    """The coefficients of score_function(1) come from the policy itself; only the pass that learns drops out."""
+    """The coefficients of score_function(1) come from the policy itself; only the training pass uses dropout."""
     student, data = trainable(tiny(dropout=0.5)), data_for(tiny(seed=1))
     objective = Objective.model_validate({"estimator": "score_function(1)"})
     trainer = LocalTrainer(student, dropout=True)
@@ -793,7 +793,7 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
 
 @pytest.mark.parametrize("signal", ["full", "topk(5, union)"])
 def test_only_tokens_that_a_weight_keeps_go_through_the_heads_to_learn(monkeypatch, signal):
-    """Half of the tokens (TIP, 2604.14084); the numbers of all are still recorded."""
+    """Check half of the tokens (TIP, 2604.14084); the numbers of all tokens are still recorded."""
     learned: list[int] = []
     for chunk in (Fused, Autograd):
         backward = chunk.backward
@@ -863,7 +863,7 @@ def test_every_objective_can_be_trained_here():
     "limits", [TrainerLimits(10**6), TrainerLimits(20, 3)], ids=["whole", "cut"]
 )
 def test_teachers_of_the_same_tokens_share_the_students_pass(limits):
-    """A sum of three costs one pass through the body, and its gradient is the weighted sum of the three."""
+    """Check that a sum of three terms costs one pass through the body, and its gradient is the weighted sum of the three."""
     student, items = trainable(tiny()), rollouts()
     teachers, weights = [tiny(seed=seed) for seed in (1, 2, 3)], (0.5, 0.3, 0.9)
     said = [

@@ -1,4 +1,4 @@
-"""A model that is another one token by token is refused by name, unless it only scores."""
+"""A model that computes another function token by token is refused by name, unless it only scores."""
 
 import inspect
 import json
@@ -41,7 +41,7 @@ def folder_of(name: str, folder: Path) -> Path:
 
 
 def model_of(name: str) -> LanguageModel:
-    """A tiny model of a family, without a folder."""
+    """Return a tiny model of a family, without a folder."""
     (family,) = (family for family in FAMILIES if family.name == name)
     model = AutoModelForCausalLM.from_config(config_of(family)).eval()
     return enable_packing(LanguageModel(model, VOCABULARY))
@@ -69,7 +69,7 @@ def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
     def forgetful(*, input_ids, position_ids, use_cache, **others):
         return whole(input_ids=input_ids, position_ids=position_ids, use_cache=use_cache)
 
-    # The body's signature tells what its cache is called.
+    # The name of the cache comes from the body's signature.
     forgetful.__signature__ = inspect.Signature(
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)]
     )
@@ -106,7 +106,7 @@ def test_a_student_that_cannot_be_sampled_from_is_refused_at_load_by_name(rwkv):
 
 def test_a_model_that_keeps_its_states_in_itself_is_refused():
     """Its forward takes a cache and answers without one."""
-    assert "RecurrentGemmaModel keeps what it has read in no cache" in explain_no_sampling(
+    assert "RecurrentGemmaModel does not use a transformers cache" in explain_no_sampling(
         model_of("RecurrentGemma")
     )
 
@@ -139,9 +139,7 @@ def test_a_teacher_is_refused_where_the_recipe_lets_it_write(rwkv, tmp_path, cha
         tmp_path, {**RECIPE, **changes, "student.model": str(student), "teacher.model": str(rwkv)}
     )
     if refused:
-        with pytest.raises(
-            ModelError, match=r"RwkvForCausalLM .* write evaluation\.teacher: false"
-        ):
+        with pytest.raises(ModelError, match=r"RwkvForCausalLM .* set evaluation\.teacher: false"):
             assemble_run(recipe, tmp_path)
     else:
         assemble_run(recipe, tmp_path)
@@ -166,7 +164,7 @@ def test_a_model_whose_layers_do_not_hand_the_layout_on_is_padded():
 
 
 def test_a_gated_norm_is_not_exchanged_for_a_plain_one():
-    """Also where the gate may be left out: called with one it would be another function."""
+    """Also if the gate is optional: with one it would be another function."""
     model = model_of("Bamba")
     norms = [
         module
@@ -184,7 +182,7 @@ def test_a_gated_norm_is_not_exchanged_for_a_plain_one():
 
 
 def defaults_of(model_type: str, layers: int, **settings: object) -> LanguageModel:
-    """Return a small model with its config's own defaults but for sizes, tried as `load` does."""
+    """Return a small model with its config's own defaults except for sizes, tried as `load` does."""
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -271,7 +269,7 @@ def test_a_window_that_the_model_does_not_read_is_left_out(tmp_path, caplog, key
 
 
 def test_rows_are_short_where_a_model_counts_the_places_of_a_row():
-    """Llama 4 scales queries by their place in the row: padding and texts before them would count."""
+    """Llama 4 scales queries by their position in the row: padding and texts before them would count."""
     model = model_of("Llama 4 text")
     assert (model.row_limit, model.max_packed_tokens) == (SHORT - 1, 0)
     requests = [SampleRequest(random_tokens(length, length), length) for length in (1, 4)]

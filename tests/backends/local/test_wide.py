@@ -1,4 +1,4 @@
-"""Layers in float64 tell whether the compiled program is off, or whether the modules only round."""
+"""Layers in float64 show whether the compiled program is wrong, or whether the modules only round."""
 
 import copy
 
@@ -33,7 +33,7 @@ def test_layers_in_float64_are_those_of_a_double_model(kind: str) -> None:
 def test_modules_that_round_by_more_than_the_bound_do_not_refuse_the_program(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SmolLM2 in float32 is 1.1e-4 nats from itself in float64 on some processors; the program is nearer."""
+    """SmolLM2 in float32 is 1.1e-4 nats from float64 on some processors; the program is nearer."""
     if load_library() is None:
         pytest.skip("no compiled program on this processor")
     rounded = _round(compute_by_forward)

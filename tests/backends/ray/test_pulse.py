@@ -1,4 +1,4 @@
-"""A process or a machine that is stuck is named in time, and nothing that Ray hangs in holds the run."""
+"""A process or a machine that is stuck is named in time, and a hanging call in Ray does not hold the run."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ RESTARTING = 3
 
 
 class Process:
-    """A double of an actor's handle; `answers` is what it says, None: it is stopped."""
+    """A double of an actor's handle; `answers` is its reply, and None means that it is stopped."""
 
     def __init__(self, answer: Any, state: int = ALIVE) -> None:
         self.answer, self.state = answer, state
@@ -41,7 +41,7 @@ class Process:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ray of doubles, with beats that take no time."""
+    """Replace Ray by doubles, with heartbeats that take no time."""
 
     def get(process: Process, timeout: float | None = None) -> Any:
         if isinstance(process.answer, Exception):
@@ -86,7 +86,7 @@ def test_a_server_that_accepts_and_says_nothing_is_told_from_one_that_is_gone() 
 
         thread = threading.Thread(target=greet)
         thread.start()
-        # Settings, and an end of the connection, as of a server that wants TLS.
+        # Settings, and an end of the connection, as of a server that expects TLS.
         assert [knock(server.getsockname(), 5.0) for _ in range(2)] == ["answers"] * 2
         thread.join()
 
@@ -136,7 +136,7 @@ def test_a_request_ends_when_something_is_stuck_whatever_it_hangs_in() -> None:
     limits = AnswerLimits(600.0, 2, pulse=watch)
     line = (
         r"^trainer 1 has given no sign of life for 0.1 s \(backend.silence\) while the run waited "
-        r"for sample; look at its machine, then go on from the newest checkpoint with"
+        r"for sample; check its machine, then resume from the newest checkpoint with"
     )
     with pytest.raises(WorkerLost, match=line) as loss:
         call_within(threading.Event().wait, "sample", limits)
@@ -178,7 +178,7 @@ def test_a_head_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ray, "nodes", threading.Event().wait)
     with (
         ExitStack() as at_end,
-        pytest.raises(ResourceError, match=r"has not answered for 0\.05 s wh"),
+        pytest.raises(ResourceError, match=r"has not listed its machines within 0\.05 s"),
     ):
         RayCluster(at_end)
 

@@ -1,4 +1,4 @@
-"""A rank that is stopped is named, and one that is only slow is not."""
+"""A stopped rank is named, and a slow rank is not."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def hearts() -> Iterator[Callable[..., Heartbeat]]:
 def test_only_seconds_in_which_the_observer_was_awake_count(
     looks: list[tuple[float, bool]],
 ) -> None:
-    """A rank that beats at each fifth second of the observer is never silent for long."""
+    """Check that a rank that beats at each fifth second of the observer is never silent for long."""
     silence, gap = Silence(1.0), 1.0
     moment, number, unchanged = 0.0, 0, 0.0
     silence.observe(number, moment)

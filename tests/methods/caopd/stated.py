@@ -1,4 +1,4 @@
-"""A run in which every answer states how sure the student may be."""
+"""A run in which every answer states the confidence that the student may have."""
 
 from typing import Any
 
@@ -15,4 +15,4 @@ STATED: dict[str, Any] = {
     "train.checkpoint_every": 1,
     "train.steps": 3,
 }
-"""Changes of the toy recipe: every answer states how sure the student may be."""
+"""Changes of the toy recipe: every answer states the confidence that the student may have."""

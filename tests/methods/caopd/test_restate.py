@@ -1,4 +1,4 @@
-"""Answers in which a note takes the place of a statement: which tokens stay, which come, and what is known of them."""
+"""Answers with a note in place of a statement: which tokens stay, which are added, and their metadata."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ ENDING = "\nConfidence: 0.25"
 
 
 def merging() -> Renderer:
-    """Tokens of several letters that go over spaces and line ends, so that statements begin within one."""
+    """Build a tokenizer with tokens of several letters that span spaces and line ends, so that statements begin within one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -69,7 +69,7 @@ def test_a_statement_goes_from_its_name_to_the_end() -> None:
 def test_what_lies_before_the_statement_stays_token_for_token(
     sampled: list[int], stops: bool, limit: int
 ) -> None:
-    """Of any tokens, also such as a tokenizer would not choose or that end within a character."""
+    """Draw any tokens, also sequences that a tokenizer would not choose or that end within a character."""
     sampled = [*sampled, 0] if stops else sampled
     before, _ = split_statement(RENDERER.decode(sampled), "Confidence:")
     tokens, kept = write_ending(RENDERER, sampled, before, ENDING, limit)
@@ -96,7 +96,7 @@ def test_a_statement_that_has_no_room_is_an_error() -> None:
 
 @dataclass
 class Whims(Task):
-    """Takes an answer for right if it begins with a letter."""
+    """Treats an answer as right if it begins with a letter."""
 
     prompts: Sequence[Prompt]
 
@@ -136,7 +136,9 @@ def test_every_answer_states_the_rate_and_keeps_its_reward(parts: RunComponents)
         group = [r.text[:1].isalpha() for r in plain if r.prompt.id == before.prompt.id]
         share = f"{sum(group) / len(group):.2f}"
         assert after.text.endswith(f"\nConfidence: {share}")
-        assert after.reward == float(before.text[:1].isalpha()), "that of the student's own answer"
+        assert after.reward == float(before.text[:1].isalpha()), (
+            "the reward of the student's own answer"
+        )
         assert after.notes == {"confidence": share, "restated": ""}
         assert after.stop_reason == "stop" and after.loss_mask.all() and after.states is None
         own = after.mark_tokens_by("student")

@@ -1,4 +1,4 @@
-"""Divergences in two spaces: by loops over two vocabularies, where maps are inverse, and what learns from which part."""
+"""Divergences in two spaces: by loops over two vocabularies, where maps are inverse, and the gradient of each part."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
 
 
 def two_vocabularies() -> tuple[Head, torch.Tensor, TeacherSignal, torch.Tensor]:
-    """A student's head and states, a teacher's signal, and the weights of its head."""
+    """Return a student's head and states, a teacher's signal, and the weights of its head."""
     head = Head(draw(0, STUDENT_SIZE, NARROW).requires_grad_(), STUDENT_SIZE)
     weight = draw(1, TEACHER_SIZE, WIDE)
     bare = Head(weight, TEACHER_SIZE, scale=0.5)
@@ -129,7 +129,7 @@ def test_a_teacher_without_states_is_refused() -> None:
         ({"teacher": {"type": "expert"}, "task": {"type": "walker"}}, "gives no hidden states"),
         (
             {"objective": {"signal": "dual_space", "estimator": "score_function"}},
-            "of its own; leave out",
+            "its own divergence; leave out",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The maps of `dual_space` learn beside a student in shards as beside one of one process."""
+"""The maps of `dual_space` learn the same with a sharded student as with a student in one process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +28,13 @@ MAPS = (TO_STUDENT, TO_TEACHER)
 
 
 def data() -> list[Datum]:
-    """A silent teacher in the first row, and one of another architecture in the others."""
+    """Return data with a silent teacher in the first row, and a teacher of another architecture in all other rows."""
     first, *others = data_for(tiny("gemma3", 1), rollouts())
     return [replace(first, signal=TeacherSignal()), *others]
 
 
 def learn(trainer: LocalTrainer, datums: list[Datum], seed: int) -> dict[str, float]:
-    """Take one step, of two batches whose gradients add up."""
+    """Take one step of two batches with accumulated gradients."""
     result = trainer.forward_backward(datums, OBJECTIVE, seed)
     trainer.forward_backward(datums[:2], OBJECTIVE, seed)
     return result.metrics | trainer.optim_step(AdamParams(1e-2, max_grad_norm=1.0))
@@ -61,7 +61,7 @@ def work_of(folder: Path, nodes: int = 1) -> Any:
         silent = [replace(datum, signal=TeacherSignal()) for datum in data()]
         before = read(trainer)["student"]
         for one in (trainer, again):
-            # Where no teacher speaks, the maps stay: AdamW's momentum does not move them.
+            # Without a teacher signal, the maps stay: AdamW's momentum does not move them.
             assert one.forward_backward(silent, BESIDE, 2).metrics["supervised"] > 0
             one.optim_step(AdamParams(1e-2, max_grad_norm=1.0))
         after = read(trainer)["student"]
@@ -74,7 +74,7 @@ def work_of(folder: Path, nodes: int = 1) -> Any:
 
 
 def check(folder: Path, count: int, nodes: int = 1) -> None:
-    """Ranks learn what one process learns, and go on from their checkpoint to the same bytes."""
+    """Check that ranks learn the same as one process, and resume from their checkpoint to the same bytes."""
     folder.mkdir(exist_ok=True)
     answers = run_ranks(folder / "ranks", count, work_of(folder, nodes))
     single = LocalTrainer(tiny(), LIMITS)

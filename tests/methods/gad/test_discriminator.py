@@ -20,11 +20,11 @@ SYMBOLS, LENGTH = 3, 2
 ANSWERS = list(itertools.product(range(SYMBOLS), repeat=LENGTH))
 STATES = {beginning: place for place, beginning in enumerate([(), (0,), (1,), (2,)])}
 TEACHER, STUDENT = [1, 4, 2, 3, 1, 1, 5, 2, 1], [2, 1, 3, 1, 4, 1, 1, 2, 5]
-"""How often each answer was written: two laws over all answers, none of them 0."""
+"""The count of each answer per writer: two distributions over all answers, without zeros."""
 
 
 class Table:
-    """One number for every answer, in place of a model; it keeps the slopes that it is handed."""
+    """Stores one number per answer, in place of a model, and the slopes that it receives."""
 
     def __init__(self, numbers: Tensor) -> None:
         self.numbers = numbers
@@ -45,7 +45,7 @@ class Table:
 def compute_slopes(
     numbers: Tensor, teacher: Sequence[int] = TEACHER, student: Sequence[int] = STUDENT
 ) -> tuple[Tensor, dict[str, float]]:
-    """The derivatives of the discriminator's loss in the number of each answer, and its report."""
+    """Return the derivatives of the discriminator's loss in the number of each answer, and its report."""
     table = Table(numbers)
     context: Any = ScorerContext("d", *[None] * 2, 0, lambda config: table, lambda config: None)  # type: ignore[arg-type, return-value]
     rollouts = [
@@ -59,7 +59,7 @@ def compute_slopes(
 
 
 def test_the_best_discriminator_is_the_log_ratio_and_a_constant() -> None:
-    """Its loss is convex in the numbers of the answers, so where the slopes vanish it is least."""
+    """Its loss is convex in the numbers of the answers, so it is minimal where the slopes vanish."""
     best = (torch.tensor(TEACHER).double() / torch.tensor(STUDENT)).log()
     slopes, at_best = compute_slopes(best + 0.7)
     assert slopes.abs().max() < 1e-12
@@ -72,7 +72,7 @@ def test_the_best_discriminator_is_the_log_ratio_and_a_constant() -> None:
 def expected_gradient(
     choice: dict[str, Any], table: Tensor, judge: Callable[[int], float], n: int = 1
 ) -> Tensor:
-    """The library's gradient in the student's table, over every group of n answers of its own."""
+    """Return the library's gradient in the student's table, over every group of n student answers."""
     leaf = table.clone().requires_grad_()
     objective = Objective.model_validate({"aggregate": "seq_mean_token_sum", **choice})
     total = torch.zeros((), dtype=torch.float64)
@@ -105,7 +105,7 @@ RATIOS = [(number * 5 % 9 - 4) / 8 for number in range(len(ANSWERS))]
 
 
 def compute_sequence_gradient(table: Tensor, ratios: Sequence[float] = RATIOS) -> Tensor:
-    """The gradient of KL(S || T) between whole answers, where T is S times exp(ratios), normalised."""
+    """Return the gradient of KL(S || T) between whole answers, where T is S times exp(ratios), normalised."""
     leaf = table.clone().requires_grad_()
     logprobs = []
     for ids in ANSWERS:
@@ -123,7 +123,7 @@ def compute_sequence_gradient(table: Tensor, ratios: Sequence[float] = RATIOS) -
 def test_learning_from_the_best_discriminator_is_reverse_kl_of_whole_answers(
     advantage: str, n: int, share: float
 ) -> None:
-    """The mean of a group of n has the answer itself in it, which leaves (n - 1) / n of the gradient."""
+    """The mean of a group of n contains the answer itself, which leaves (n - 1) / n of the gradient."""
     table = make_student()
     choice = {"signal": f"score({advantage})", "scorer": "d"}
     ours = expected_gradient(choice, table, lambda number: RATIOS[number] + 0.5, n)
@@ -133,9 +133,9 @@ def test_learning_from_the_best_discriminator_is_reverse_kl_of_whole_answers(
 
 
 def test_a_groups_division_by_its_spread_is_the_gradient_of_something_else() -> None:
-    """GRPO, as in the paper, follows the sign of a difference and forgets its size."""
+    """Check that GRPO, as in the paper, follows the sign of a difference and ignores its size."""
     table = make_student()
-    # One answer that the teacher writes far more often, and small differences among the others.
+    # One answer that the teacher writes far more often, and small differences between the remaining answers.
     skewed = [3.0, *RATIOS[1:]]
     gradients = [
         expected_gradient(
@@ -150,7 +150,7 @@ def test_a_groups_division_by_its_spread_is_the_gradient_of_something_else() -> 
 
 
 def test_a_discriminator_of_equal_writers_orders_half_of_the_pairs() -> None:
-    """Where the student is the teacher, no number is better than chance, and none is learned."""
+    """Check a student that equals the teacher: no number is better than chance, and nothing is learned."""
     numbers = torch.randn(len(ANSWERS), dtype=torch.float64)
     _, metrics = compute_slopes(numbers, STUDENT, STUDENT)
     assert metrics["accuracy"] == 0.5

@@ -1,4 +1,4 @@
-"""A discriminator learns to tell writers apart, and pairs only answers to the same prompt."""
+"""A discriminator learns to recognise the writer, and only pairs answers to the same prompt."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from practicum.training.judging import add_judgements
 
 
 def learn(scorer: Scorer, letters: tuple[int, int], steps: int) -> list[float]:
-    """Let a discriminator learn; return the share of pairs that it ordered rightly in the newest ten steps."""
+    """Let a discriminator learn; return the share of pairs in the right order over the newest ten steps."""
     accuracy = []
     for _ in range(steps):
         pairs = [
@@ -30,7 +30,7 @@ def test_a_discriminator_tells_writers_apart_and_falls_to_chance_where_they_are_
     scorer = build_scorer(models, tmp_path, type="discriminator")
     apart = learn(scorer, (4, 5), 20)
     assert min(apart) > 0.9
-    # The student becomes the teacher: what was learned to tell them apart orders nothing any more.
+    # The student becomes the teacher: the learned differences no longer order the pairs.
     equal = learn(scorer, (4, 4), 40)
     assert sum(equal) / len(equal) == pytest.approx(0.5, abs=0.12)
 

@@ -1,4 +1,4 @@
-"""A teacher of which only the text is used: no scores, the same answers, the state of the one inside."""
+"""A teacher that only gives text: no scores, the answers and the state of the teacher inside."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def test_it_scores_nothing(models: Path, tmp_path: Path) -> None:
 
 
 def test_worked_examples_can_be_all_that_it_has(models: Path, tmp_path: Path) -> None:
-    """The student's own weights with examples in view, as a teacher that only writes."""
+    """Check the student's own weights with examples in view, as a teacher that only writes."""
     inner = {
         "type": "privileged",
         "teacher": {"type": "self", "weights": "ema"},

@@ -1,4 +1,4 @@
-"""Games on boards: FrozenLake and Sokoban by their rules, ways to win by the expert, and a run of each."""
+"""Games on boards: FrozenLake and Sokoban by their rules, winning paths of the expert, and a run of each."""
 
 import json
 import random
@@ -54,7 +54,7 @@ def test_slippery_ice_goes_to_either_side() -> None:
 
 
 def test_a_lake_moves_as_gymnasiums() -> None:
-    """Recorded from gymnasium 1.4: where each action leads from each square, to either side of it and ahead."""
+    """Recorded from gymnasium 1.4: the destination of each action from each square, to either side of it and ahead."""
     record = json.loads((Path(__file__).parent / "frozen_lake_record.json").read_text())
     for lake in record["lakes"]:
         rows, size = tuple(lake["rows"]), len(lake["rows"])
@@ -69,7 +69,7 @@ def test_a_lake_moves_as_gymnasiums() -> None:
 
 
 def test_a_warehouse_by_hand() -> None:
-    # #####      the box is pushed right twice; then it stands in its place
+    # #####      the box is pushed right twice; then it is in its place
     # #@$_.#
     walls, places = frozenset({(1, 0)}), frozenset({(0, 3)})
     game = Game(Warehouse(4, walls, places, ((0, 0), frozenset({(0, 1)}))), 4)

@@ -1,4 +1,4 @@
-"""Answers that are given again with a note in view: which ones, what of them is learned, and in whose prompt."""
+"""Answers that are regenerated with a note in view: which answers, which parts are learned, and in which prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ SOURCE: TypeAdapter[Any] = TypeAdapter(SourceChoice)
 
 @dataclass
 class Whims(Task):
-    """Takes an answer for right if it begins with one of the letters."""
+    """Treats an answer as right if it begins with one of the letters."""
 
     prompts: Sequence[Prompt]
     right: str
@@ -45,7 +45,7 @@ class Whims(Task):
 
 
 class Said(Note):
-    """Says one thing, and nothing of the second answer."""
+    """Gives one note, and no note for the second answer."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
         return ["cc" if rollout.sample != 1 else None for rollout in rollouts]
@@ -90,7 +90,7 @@ def test_a_prompt_without_a_right_answer_is_tried_again_and_only_what_is_right_s
             assert after.tokens.equal(before.tokens)
             assert after.policy_logprobs.isfinite().all()
         else:
-            # Sampled under the note: its own probability is known, that without the note is not.
+            # Sampled under the note: its probability with the note is known, without the note it is not.
             assert after.policy_logprobs.isnan().all() and after.sampling_logprobs.isfinite().all()
     shares = measure_retried(again)
     assert shares["retried"] == (len(marks["yes"]) + len(marks["failed"])) / 12

@@ -1,4 +1,4 @@
-"""KETCHUP's returns: by their definition, at both ends of K, in exact expectation, and however they are read."""
+"""KETCHUP's returns: by their definition, at both ends of K, in exact expectation, and for every way of reading them."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def test_at_full_length_a_return_is_the_tokens_own_logit(seed: int, length: int)
     q, v = (row.float() for row in numbers(length, seed))
     assert torch.equal(F.step_returns(q, v, length), q)
     assert torch.equal(F.step_returns(q, v, length + 5), q)
-    # Where every token is the best one, all steps telescope to the same.
+    # Where every token is the best one, all steps telescope to the same value.
     for k in range(1, length + 1):
         torch.testing.assert_close(F.step_returns(q, q, k), q)
 
@@ -66,7 +66,7 @@ def test_a_step_has_a_token() -> None:
 
 
 def expected(signal: str, world: Policies, levels: Tensor) -> Tensor:
-    """The library's gradient in the student's table; `levels` are those of the teacher's logits in each state."""
+    """Return the library's gradient in the student's table; `levels` are the levels of the teacher's logits in each state."""
     objective = Objective.model_validate({**SUMMED, "signal": signal})
     table = world.student.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
@@ -82,7 +82,7 @@ def expected(signal: str, world: Policies, levels: Tensor) -> Tensor:
 
 
 def expected_return(world: Policies, k: int, value: str) -> Tensor:
-    """Minus the gradient of the expected return of every token, each held at the tokens before it."""
+    """Return minus the gradient of the expected return of every token, each with the previous tokens held fixed."""
     table = world.student.clone().requires_grad_()
     q = world.teacher
     v = q.amax(-1) if value == "max" else q.logsumexp(-1)
@@ -148,11 +148,11 @@ def near(found: Tensor, expected: Tensor, relative: float = 1e-5) -> None:
 
 
 SCALE = 3.0
-"""The logits of the tiny teacher are small: multiplied, their level and their largest one are not."""
+"""The logits of the tiny teacher are small: multiplied by a factor, their level and their largest one are not small."""
 
 
 def scored() -> list[Datum]:
-    """Ragged answers, some of more than one turn, with a teacher's hidden states."""
+    """Return ragged answers, some of more than one turn, with a teacher's hidden states."""
     teacher = tiny(seed=1)
     items = []
     for item in rollouts():
@@ -163,7 +163,7 @@ def scored() -> list[Datum]:
 
 
 def by_hand(data: list[Datum], k: int, value: str) -> Tensor:
-    """The gradient whose coefficients are computed here, row by row, from whole matrices of logits."""
+    """Return the gradient with coefficients computed here, row by row, from whole matrices of logits."""
     student = tiny()
     student.model.requires_grad_(True)
     total = torch.zeros(())
@@ -195,7 +195,7 @@ def test_hidden_states_are_read_in_chunks_to_the_same_gradient(
     k: int, value: str, beside: str
 ) -> None:
     data, term = scored(), {"signal": f"logits({k}, {value})"}
-    # A term without a closed form takes the other way through the logits.
+    # A term without a closed form takes the second code path through the logits.
     other = {"signal": "topk(3)", "coefficient": 0.0}
     choice = {**SUMMED, "losses": [term, other] if beside else [term]}
     limits = TrainerLimits(micro_batch_tokens=20, chunk_tokens=3)
@@ -213,7 +213,7 @@ def test_a_baseline_of_the_group_and_a_reward_join_it() -> None:
     assert (trained(data, plain) - trained(data, {"signal": "logits(2)"})).norm() > 0
 
 
-# What is refused.
+# Refused settings
 
 
 def test_log_probabilities_alone_are_refused_in_one_line() -> None:

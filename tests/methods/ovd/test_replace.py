@@ -1,4 +1,4 @@
-"""Replaced answers: what is accepted stays token for token, who wrote the rest is known, and nothing is dropped silently."""
+"""Replaced answers: accepted tokens stay unchanged, the author of the rest is recorded, and nothing is dropped silently."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ LIMIT = 7
 
 
 class Accepting(Scorer):
-    """Rejects an answer at its first `d`, or as a whole, and says nothing else."""
+    """Rejects an answer at its first `d`, or completely, and returns nothing else."""
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self.is_whole = is_whole
@@ -53,7 +53,7 @@ class Accepting(Scorer):
 
 @dataclass
 class WritingTeacher(Teacher):
-    """A teacher that writes the same tokens, or refuses; it goes on from tokens if it may."""
+    """A teacher that writes the same tokens, or refuses; it continues from tokens if `accepts_tokens` is set."""
 
     tokens: tuple[int, ...]
     accepts_tokens: bool = True
@@ -166,7 +166,7 @@ def test_the_student_writes_again_until_it_is_accepted(built: RunComponents) -> 
         assert new.tokens[:cut].equal(old.tokens[:cut])
         assert new.source == "student" and new.authors is None
         assert new.policy_logprobs.isfinite().all() and len(new.tokens) <= LIMIT
-    # One try may be rejected again: it stays, and the judge leaves it out.
+    # A single attempt may be rejected again: the answer stays, and the judge leaves it out.
     once = collect(built, "replace(grade, writer=student)")
     assert any(find_letter(built, rollout, "d") is not None for rollout in once)
 
@@ -205,9 +205,9 @@ JUDGE = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
     ("changes", "message"),
     [
         ({"rollout.source": "replace(grad)"}, "no scorer is named 'grad'; add it to scorers: {grad: {type: judge"),
-        ({"scorers": {"grade": JUDGE}}, "scorer 'grade' rejects no answers; take one that does"),
+        ({"scorers": {"grade": JUDGE}}, "scorer 'grade' rejects no answers; use a scorer that does"),
         ({"scorers": {"grade": {"type": "outcome"}}}, "scorer 'grade' rejects no answers"),
-        ({"rollout.max_staleness": 1}, "guides the replace; write max_staleness: 0"),
+        ({"rollout.max_staleness": 1}, "guides the replace; set max_staleness: 0"),
         ({"teacher": {"type": "none"}, "objective": {"signal": "score"}}, "lets the teacher write, but"),
         ({"rollout.source": "replace(grade, writer=reference)"}, "lets the reference write and there is none"),
         ({"rollout.source": "replace(grade, tries=0)"}, "greater than or equal to 1"),
@@ -224,7 +224,7 @@ def test_what_cannot_replace_is_refused_in_one_line(
 
 
 def test_a_run_is_resumed_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    """A judge grades each word of digits; the teacher writes again from the first low one."""
+    """A judge grades each word of digits; the teacher rewrites from the first low grade on."""
     letters = "0159 "
     for name, seed in (("student", 1), ("teacher", 2)):
         make_model(tmp_path / name, seed=seed, alphabet=letters)

@@ -73,7 +73,7 @@ def answer(sample: int, tokens: Sequence[int], *steps: SearchStep) -> Rollout:
 def write_tree() -> list[Rollout]:
     """Return the answers of a tree: a root with four children, the first with two children.
 
-    One child's worth is unknown. The values that guided the search order the steps in reverse.
+    One child's value is unknown. The values that guided the search order the steps in reverse.
     """
     first = SearchStep("0.0", 2, 2, 0.9, 0.25)
     return [
@@ -146,7 +146,7 @@ def test_a_judgement_has_one_score_a_step(built: RunComponents) -> None:
 
 
 class Favourite(Scorer):
-    """Likes one node of each prompt's tree."""
+    """Prefers one node of each prompt's tree."""
 
     def __init__(self, liked: dict[str, str], *, per_token: bool = True) -> None:
         self.liked = liked
@@ -176,7 +176,7 @@ def collect(built: RunComponents, scorer: Scorer | None) -> list[Rollout]:
 
 
 def test_the_search_goes_on_from_what_the_scorer_likes(built: RunComponents) -> None:
-    # A random student answers nothing right, so all rewards are 0 and the scores alone decide.
+    # A random student answers nothing right, so all rewards are 0 and only the scores decide.
     unguided = collect(built, None)
     assert all(rollout.reward == 0.0 for rollout in unguided)
     liked = {

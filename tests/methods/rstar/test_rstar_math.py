@@ -1,4 +1,4 @@
-"""The pipeline rStar-Math: two rounds of search, the second of which asks the process model of the first."""
+"""The pipeline rStar-Math: two rounds of search, where the second asks the process model of the first."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tree search: its values against enumeration, its limits, and what it leaves of each sampled token."""
+"""Tree search: values compared with enumeration, limits, and the data it stores for each sampled token."""
 
 import itertools
 import math
@@ -62,7 +62,7 @@ def plant(breadth: int, depth: int, exploration: float) -> SearchTree:
 def enumerate_values(
     reward: Callable[[tuple[int, ...]], float], width: int, height: int
 ) -> dict[tuple[int, ...], float]:
-    """The mean reward of all leaves below each path of a whole tree."""
+    """Compute the mean reward of all leaves below each path of a complete tree."""
     values = {}
     for depth in range(height + 1):
         for path in itertools.product(range(width), repeat=depth):
@@ -72,7 +72,7 @@ def enumerate_values(
 
 
 def reward_leaf(path: tuple[int, ...]) -> float:
-    """A reward in which no two subtrees are alike."""
+    """Compute a reward that differs between any two subtrees."""
     return math.sin(1.7 * sum((place + 2) ** 2 * step for place, step in enumerate(path)))
 
 
@@ -85,7 +85,7 @@ def test_the_values_of_a_whole_tree_are_those_of_enumeration(
     for _ in range(width**height):
         node = tree.select()
         path = [int(part) for part in node.name.split(".")[1:]]
-        # The rest of an answer goes to children that nobody has been to.
+        # The remaining answers go to children that have not been visited.
         taken = len(node.children)
         rest = [taken, *[0] * (height - len(path) - 1)]
         leaf = tree.grow(node, [step_of(child) for child in rest], is_whole=True)
@@ -107,7 +107,7 @@ def test_without_exploration_the_search_goes_to_the_best_child() -> None:
     for _ in range(3):
         assert tree.select().name.startswith("0.0")
         back_up(tree.grow(tree.select(), [step_of(5)], is_whole=False), 0.6)
-    # A bound that rewards what was seldom tried goes to the other child.
+    # A bound that rewards rarely visited children selects child 0.1.
     eager = replace(tree, exploration=3.0)
     assert eager.select().name.startswith("0.1")
     assert eager.select().parent is tree.root
@@ -162,7 +162,7 @@ def built(spaced: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponen
 
 @dataclass
 class LetterTask(Task):
-    """Rewards an answer with the share of `a` among its letters, unless it is to stay silent."""
+    """Rewards an answer with the share of `a` among its letters, unless configured to return no reward."""
 
     silent: str = ""
     asked: list[str] = field(default_factory=list)
@@ -181,7 +181,7 @@ class LetterTask(Task):
 
 
 class Checking(LetterTask):
-    """The same, and no step may hold a `d`."""
+    """The same task, in which no step may contain a `d`."""
 
     def count_valid_steps(self, prompt: Prompt, steps: Sequence[str]) -> int:
         return len(list(itertools.takewhile(lambda step: "d" not in step, steps)))
@@ -212,7 +212,7 @@ def search(
 
 
 def describe(rollout: Rollout) -> dict[str, Any]:
-    """Everything about a rollout that a journal keeps, but for what the search says of it."""
+    """Return everything that a journal stores about a rollout, except the notes of the search."""
     return {**RolloutRow.of(3, rollout).to_json(), "steps": None}
 
 
@@ -324,7 +324,7 @@ def test_only_the_best_of_a_prompt_are_trained_on(built: RunComponents) -> None:
 
 
 class Equality(LetterTask):
-    """Right is what equals the answer, and every `b` is worth something while there is none."""
+    """Rewards an answer that equals the reference answer; without a reference, each `b` scores."""
 
     def reward(self, rollout: Rollout) -> float | None:
         self.asked.append(rollout.text)
@@ -333,7 +333,7 @@ class Equality(LetterTask):
 
 
 class Parrot(SamplingClient):
-    """A client that goes on with the letters of its last token."""
+    """A client that continues with the letters of its last token."""
 
     def __init__(self) -> None:
         self.requests: list[SampleRequest] = []
@@ -441,7 +441,7 @@ def test_a_run_is_resumed_as_if_it_had_not_stopped(
 
 
 def strip(row: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a rollout without those of its update."""
+    """Return the columns of a rollout without the columns of its update."""
     return {name: row[name] for name in RolloutRow.model_fields if name in row}
 
 

@@ -1,4 +1,4 @@
-"""A choice among more answers: failures by their share, right ones by how clean they are; the same seed gives the same."""
+"""A choice among more answers: failures by their share, right answers by their quality; the same seed gives the same choice."""
 
 import math
 from collections import Counter
@@ -34,7 +34,7 @@ N = 4
 
 
 class Coin(SamplingClient):
-    """Says r (right) with the probability `share`, else f."""
+    """Writes r (right) with the probability `share`, else f."""
 
     def __init__(self, share):
         self.share, self.count = share, 0
@@ -80,7 +80,7 @@ def test_failures_keep_their_share(factor):
         for prompt in PROMPTS:
             mine = [rollout for rollout in rollouts if rollout.prompt.id == prompt.id]
             right = sum(rollout.reward for rollout in mine)
-            # The mean of all is in the note: the share of right ones kept is it, up to one answer.
+            # The mean of all answers is in the note: the share of right answers kept equals it, up to one answer.
             sampled = float(mine[0].notes["sampled_reward"])
             assert math.floor(sampled * N) <= right <= math.ceil(sampled * N)
         means = {rollout.prompt.id: rollout.notes["sampled_reward"] for rollout in rollouts}
@@ -89,7 +89,7 @@ def test_failures_keep_their_share(factor):
 
 
 def test_a_share_that_is_no_number_of_answers_is_kept_in_the_mean():
-    """One right of two and one to keep: each is kept in half of the steps."""
+    """Check one right answer of two and one to keep: each is kept in half of the steps."""
     kept = []
     for step in range(1, 60):
         batch = RolloutBatch(PROMPTS, 1, 0, step)
@@ -113,7 +113,7 @@ def test_where_all_are_alike_any_stay(share):
 
 
 class Stated(RightIsR):
-    """Sees an answer in each r of the student's turns."""
+    """Finds an answer in each r of the student's turns."""
 
     def count_answers(self, rollout):
         return sum(reply.count("r") for reply in rollout.replies)
@@ -137,8 +137,8 @@ def test_an_answer_is_clean_by_its_calls_and_by_its_form():
 @pytest.mark.parametrize("turns", [1, 2, 5])
 @pytest.mark.parametrize("count", range(9))
 def test_the_penalty_of_a_form_is_the_published_one(turns, count):
-    """1 without an answer, else the answers beyond the first a turn, 1 at most (roc.py of rStar2-Agent)."""
-    # The first turn of `make` calls, and states nothing.
+    """Return 1 without an answer, else the answers beyond the first of a turn, at most 1 (roc.py of rStar2-Agent)."""
+    # The first turn of `make` calls, and states no answer.
     rollout = make(["answered"], *["f"] * (turns - 1), "r" * count)
     expected = 1 if count == 0 else min(Fraction(count - 1, turns + 1), 1)
     assert compute_penalty(rollout, Stated()) == pytest.approx(float(expected))
@@ -146,7 +146,7 @@ def test_the_penalty_of_a_form_is_the_published_one(turns, count):
 
 
 def choose(rollouts, count, task, steps):
-    """Return how often each of a prompt's answers is kept, by its place."""
+    """Return how often each of a prompt's answers is kept, by position."""
     kept = Counter()
     for step in range(steps):
         batch = RolloutBatch(PROMPTS, 1, seed=3, step=step)
@@ -158,7 +158,7 @@ def choose(rollouts, count, task, steps):
 
 
 def enumerate_kept(weights, count):
-    """Return the probability of each to be among `count` drawn one after another, by every order."""
+    """Return the probability of each item to be among `count` drawn without replacement, by every order."""
     kept = [Fraction(0)] * len(weights)
     for order in permutations(range(len(weights)), count):
         chance, left = Fraction(1), sum(weights)
@@ -171,7 +171,7 @@ def enumerate_kept(weights, count):
 
 
 def test_right_answers_are_kept_by_their_weights():
-    """Half of four right ones are kept: each as often as all orders of weighted draws say."""
+    """Check that half of four right answers are kept: each as often as all orders of weighted draws predict."""
     rollouts = [
         make(["answered"]),
         make(["answered"], "rrr"),

@@ -1,4 +1,4 @@
-"""Corrected conversations: the first wrong turn is the teacher's, what came before it stays, and the same world answers."""
+"""Corrected conversations: the teacher writes the first wrong turn, earlier turns stay, and the same environment answers."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ STUDENT, TEACHER, WORLD = (AUTHORS.index(name) for name in ("student", "teacher"
 
 
 class Echo(Task):
-    """Asks for its letter four times, in words that depend on the seed; a `moody` one says something else each time."""
+    """Asks for its letter four times, in words that depend on the seed; a `moody` environment changes its words each time."""
 
     letters = "abcdxy"
 
@@ -62,7 +62,7 @@ class Echo(Task):
         return World(seed, len(self.opened) if self.moody else 0)
 
     def expert(self, prompt, turns):
-        """Every letter twice now and then: three quarters for the right one."""
+        """Return the expert's letter, sometimes twice, with probability three quarters for the right one."""
         others = [letter for letter in "abcd" if letter != prompt.id]
         return {prompt.id: 0.75, **dict.fromkeys(others, 0.25 / 3)}
 
@@ -81,7 +81,7 @@ class World(Episode):
 
 
 class Slipping(SamplingClient):
-    """Says the prompt's letter, but `d` in its turn `slip`; `again` has what it says there instead, by the number of the call."""
+    """Writes the prompt's letter, but `d` in turn `slip`; `again` replaces that turn, by the number of the call."""
 
     def __init__(self, slip, again=None, *, late=False):
         self.slip, self.again, self.late = slip, again or {}, late
@@ -108,7 +108,7 @@ class Slipping(SamplingClient):
 
 
 class ByTurn(Scorer):
-    """Rejects the turn that says d."""
+    """Rejects the turn that contains d."""
 
     def score(self, rollouts):
         raise AssertionError
@@ -120,7 +120,7 @@ class ByTurn(Scorer):
         position = spoken = 0
         for turn in rollout.turns:
             if turn.text.startswith("d"):
-                # As a judge of turns counts: from the end of the student's turn before.
+                # Counted as by a judge of turns: from the end of the student's previous turn.
                 return spoken
             position += turn.tokens
             spoken = position if turn.role == "assistant" else spoken
@@ -158,10 +158,10 @@ def test_the_first_wrong_turn_is_the_teachers(slip):
         assert authors.count(WORLD) == sum(t.tokens for t in rollout.turns if t.role == "user")
         assert rollout.policy_logprobs[start : start + said.tokens].isnan().all()
         assert rollout.source == "student"
-        # The student goes on to the end, in the world that answered before.
+        # The student continues to the end, in the environment that answered before.
         assert [turn.role for turn in rollout.turns] == 3 * ["assistant", "user"] + ["assistant"]
         assert [t.text for t in rollout.turns[1::2]] == [t.text for t in before.turns[1::2]]
-    # The expert reads in episodes of its own, which have the seed 0.
+    # The expert reads in separate episodes, which have the seed 0.
     seeds = [seed for seed in environment.opened if seed]
     assert seeds[:3] == seeds[3:]
     assert measure_corrected(found) == {
@@ -173,7 +173,7 @@ def test_the_first_wrong_turn_is_the_teachers(slip):
 
 @pytest.mark.parametrize("slip", [1, 3])
 def test_the_student_acts_again_from_what_was_right(slip):
-    """Three times a prompt, in the first one's world: solved is worth 1, the wrong turn again 0, another one 0.1."""
+    """Sample three times per prompt in the same environment: solved gives 1, the wrong turn again 0, another wrong turn 0.1."""
     environment = Echo()
     turns = {0: "d", 1: None, 2: "x", 3: "bc"}
     student = Slipping(slip, turns)
@@ -196,7 +196,7 @@ def test_the_student_acts_again_from_what_was_right(slip):
 
 
 def test_the_corrected_turn_in_a_walk_that_fails_is_worth_a_half():
-    """The expert's letter is said again, and a later turn is wrong."""
+    """The expert's letter is written again, and a later turn is wrong."""
     found = collect("correct(start=verified)", Slipping(1, {0: None}, late=True), n=1)
     assert [rollout.reward for rollout in found] == 3 * [0.5]
 
@@ -224,7 +224,7 @@ def test_a_world_that_answers_otherwise_ends_its_conversation():
 
 
 def test_a_conversation_goes_on_from_its_beginning():
-    """From each turn on, an episode that is played again gives the conversation as it was."""
+    """Check that an episode replayed from any turn gives the same conversation."""
     client = Slipping(9)
     prompted = PromptedClient(client, RENDERER.render(PROMPTS[0].messages))
     request = ConversationRequest(PROMPTS[0], prompted, 5)

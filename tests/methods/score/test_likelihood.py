@@ -1,4 +1,4 @@
-"""A teacher that reads answers: its mean log-probability, where it rejects, and who cannot be asked."""
+"""A teacher that reads answers: its mean log-probability, its rejections, and teachers that cannot score."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Reader(Teacher):
 
 
 def answer(*tokens: int, turns: tuple[Turn, ...] = (), known: bool = True) -> Rollout:
-    """An answer with reward 1; of a conversation, only the student's turns have a loss."""
+    """Return an answer with reward 1; in a conversation, only the student's turns have a loss."""
     own = [turn.role == "assistant" for turn in turns for _ in range(turn.tokens)]
     mask = torch.tensor(own or [True] * len(tokens))
     zeros = torch.zeros(len(tokens))

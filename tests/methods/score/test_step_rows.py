@@ -1,4 +1,4 @@
-"""Corrected turns leave as easydistill's rows, and come back as prompts with what a step is worth."""
+"""Corrected turns are exported as easydistill's rows, and are imported as prompts with the value of a step."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_run_that_corrects_leaves_rows_that_a_task_reads(models, tmp_path, cap
         if conversation["notes"]["corrected"] == "none":
             assert len(row["prompt"]) == 1 and not any(row[name] for name in COLUMNS[1:6])
             continue
-        # Prompt, corrected step and what followed are the conversation's beginning.
+        # The conversation's beginning is the prompt, the corrected step and all later turns.
         mine = [message["content"] for message in row["prompt"][1:]] + [row["chosen"]]
         assert mine == texts[: len(mine)]
         assert [row["chosen_observation"]] == (texts[len(mine) : len(mine) + 1] or [""])

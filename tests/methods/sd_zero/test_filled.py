@@ -1,4 +1,4 @@
-"""A note that is chosen by the verdict."""
+"""A note that is selected by the verdict."""
 
 from dataclasses import replace
 

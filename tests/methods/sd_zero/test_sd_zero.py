@@ -58,7 +58,7 @@ def sample(components: RunComponents) -> list[Rollout]:
 
 
 def read(models: Path, *parts: Any) -> Tensor:
-    """The log-probabilities [tokens, vocabulary] of the tokens of the last part, after the others."""
+    """Return the log-probabilities [tokens, vocabulary] of the last part's tokens, after all earlier parts."""
     model = AutoModelForCausalLM.from_pretrained(models / "student", dtype=torch.float32)
     text = torch.tensor([token for part in parts for token in part])
     return model(text[None]).logits[0, :-1].log_softmax(-1)[-len(parts[-1]) :]

@@ -1,4 +1,4 @@
-"""A span as one more token: by loops, what a constant does to it, and slices that cut none."""
+"""A span as one more token: by loops, under an added constant, and with slices that cut no span."""
 
 import random
 
@@ -22,7 +22,7 @@ from tests.losses.vocabularies import compare as compare_here
 
 TERM = Objective.model_validate({"signal": "span_token", "divergence": "jsd(0.3)"}).losses[0]
 SPANS = {1: (3, -0.7), 6: (2, -4.0)}
-"""The first token of each span of several: how many, and the teacher's mean logit less its level there."""
+"""The length of each span of several tokens by its first token, and the teacher's mean logit less its level there."""
 
 
 def compare(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -63,7 +63,7 @@ def test_a_constant_that_is_nothing_to_a_distribution_changes_it() -> None:
     shifted[2] += 2.0
     before, after = compare(raw)[0], compare(shifted)[0]
     changed = (before - after).abs() > 1e-9
-    assert changed.nonzero()[:, 0].tolist() == [1], "the span of which it is a part, as published"
+    assert changed.nonzero()[:, 0].tolist() == [1], "the span that contains it, as published"
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])

@@ -1,4 +1,4 @@
-"""A run with a hint of the student's own, and a memory of hints."""
+"""A run with a hint in the student's own prompt, and a memory of hints."""
 
 from typing import Any
 

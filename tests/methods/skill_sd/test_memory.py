@@ -1,4 +1,4 @@
-"""A memory of notes: what the steps before noted, a bandit's choice, and the same bytes after a kill."""
+"""A memory of notes: notes of earlier steps, a bandit's choice, and the same bytes after a kill."""
 
 import math
 from dataclasses import replace

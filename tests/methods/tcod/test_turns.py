@@ -1,4 +1,4 @@
-"""Turns of conversations as answers of their own: what each goes on from, what it is worth, and what is learned of it."""
+"""Turns of conversations as separate answers: the context, the reward and the loss of each turn."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_the_turns_of_a_conversation_are_its_tokens_each_after_those_before_it(
             assert begun == whole[: len(begun)]
             told = [replace(message, tokens=()) for message in turn.prompt.messages]
             assert told == [*conversation.prompt.messages, *said[: 2 * place]]
-            # What a teacher reads: the very tokens, however the student spelled them.
+            # The teacher reads the exact tokens, however the student spelled them.
             assert parts.parts.renderer.render(turn.prompt.messages) == turn.prompt_tokens
             start = len(turn.prompt_tokens) - len(conversation.prompt_tokens)
             for column in ("sampling_logprobs", "policy_logprobs"):
@@ -93,7 +93,7 @@ def test_a_turn_has_the_reply_as_its_note_the_reward_so_far_and_no_loss_without_
     task = parts.parts.task
     assert {turn.stop_reason for turn in turns} == {"stop", "length"}
     for turn in turns:
-        # Of the turn alone, as this user's task judges the last answer.
+        # Reward of the single turn, as this user's task judges the last answer.
         assert turn.reward == task.reward(replace(turn, turns=()))
         reply = turn.notes.get("next_state")
         assert turn.loss_mask.all() if reply is not None else not turn.loss_mask.any()
@@ -116,7 +116,7 @@ def test_an_evaluation_of_one_turn_is_of_first_answers(parts: RunComponents) -> 
     assert settings is not None
     environment = as_environment(components.task, components.renderer)
     batch = RolloutBatch(components.prompts[:6], 2, 0, 1)
-    # As in the evaluation but for the temperature: this student is silent without one.
+    # As in the evaluation except for the temperature: this student writes nothing without one.
     params = replace(settings.sampling, temperature=1.0)
     one, all_turns = (
         sample_rollouts(batch, components.sampler, components.renderer, chosen, environment)

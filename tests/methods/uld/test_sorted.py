@@ -1,4 +1,4 @@
-"""Sorted probabilities of two vocabularies: by loops, under renamed tokens, and what it asks of a teacher."""
+"""Sorted probabilities of two vocabularies: by loops, under renamed tokens, and the requirements on a teacher."""
 
 import itertools
 
@@ -30,7 +30,7 @@ OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
 
 
 def pair() -> tuple[torch.Tensor, TeacherDistribution, torch.Tensor]:
-    """A student with a gradient, a teacher's signal with its own tokens, and its log-probabilities."""
+    """Return a student with a gradient, a teacher's signal with its own tokens, and its log-probabilities."""
     student = logits(0, STUDENT_SIZE, 0.0).requires_grad_()
     teacher = logits(1, TEACHER_SIZE, 0.0).log_softmax(-1)
     tokens = torch.zeros(len(student), dtype=torch.long)

@@ -1,4 +1,4 @@
-"""H-KL of two vocabularies by loops: pairs of tokens, and the others by rank."""
+"""H-KL of two vocabularies by loops: pairs of tokens, and all unpaired tokens by rank."""
 
 import itertools
 
@@ -20,7 +20,7 @@ from tests.losses.vocabularies import (
 
 TERM = Objective.model_validate({"signal": "projected(0.5, paired=0.6)"}).losses[0]
 OWN_TOKENS = [token for token in range(TEACHER_SIZE) if token not in COMMON]
-# The student's 4 is the teacher's first own token and a common one; 10 wants the same, then three others.
+# The student's 4 is the teacher's first own token and a common one; 10 uses the same token, then three more.
 SPELLED = torch.tensor(
     [
         (4, STUDENT_SIZE, 0),
@@ -48,7 +48,7 @@ def test_pairs_are_compared_and_others_ranked() -> None:
     values = compare(TERM, student.log_softmax(-1), signal)
     entry = DIVERGENCES["reverse_kl"]
     logprobs = student.log_softmax(-1).detach()
-    # Of 4 and 10, which both give two thirds to it, the first has the teacher's own token; 7 gives 4 of 7 parts.
+    # 4 and 10 both give two thirds to it, and the first gets the teacher's own token; 7 gives 4 of 7 parts.
     pairs = [(token, token) for token in COMMON] + [(4, OWN_TOKENS[0])]
     for row in range(len(logprobs)):
         same = sum(

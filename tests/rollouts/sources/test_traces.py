@@ -69,7 +69,7 @@ def test_lines_that_verifiers_wrote_are_read(renderer: Renderer) -> None:
 def test_each_path_that_may_be_learned_from_is_one_answer(
     renderer: Renderer, tmp_path: Path
 ) -> None:
-    """Not an attempt to shorten the history that nobody went on from, nor a judge's trace."""
+    """Skip an attempt to shorten the history that was never continued, and a judge's trace."""
     forked = talk(renderer)
     forked["nodes"] += [
         node(0, "assistant", "b", [1, 5], 1),

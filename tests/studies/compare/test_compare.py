@@ -1,4 +1,4 @@
-"""Comparisons: what may be compared, what the runs come to, and what may be said of it."""
+"""Comparisons: what may be compared, their results, and which conclusions are allowed."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe whose student can reverse strings and whose teacher cannot, so that an arm may spoil it."""
+    """Write a recipe with a student that can reverse strings and a teacher that cannot, so that an arm may spoil it."""
     folder = tmp_path_factory.mktemp("able")
     make_model(folder / "student", seed=2, hidden_size=64, layers=2, heads=4, pretrain=200)
     make_model(folder / "teacher", seed=3)
@@ -53,7 +53,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def done(words: Sequence[str], settings: ComparisonSettings) -> None:
-    """The runs of a comparison in this process, as its own processes would leave them."""
+    """Do the runs of a comparison in this process, with the files that separate processes would leave."""
     found = read_design(words, settings)
     for job in plan_jobs(found, settings.out, resume=False):
         job.recipe_path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def rows_after(folder: Path) -> float:
 
 
 def outcome(arm: str, seed: int, rewards: Sequence[float], **more: object) -> Outcome:
-    """A run whose prompts were answered with these rewards."""
+    """Return a run with these rewards for its prompts."""
     scores = {f"prompt {place}": reward for place, reward in enumerate(rewards)}
     accuracy = sum(rewards) / len(rewards)
     spent = {"flops": 100.0, "steps": 10.0}
@@ -172,7 +172,7 @@ def test_a_difference_over_seeds_and_prompts_is_resolved():
 
 
 def test_one_lucky_prompt_in_every_seed_is_not_a_difference():
-    """The seeds agree exactly, so Student's t alone would be certain; the prompts say that it is one of twenty."""
+    """The seeds agree exactly, so Student's t by itself would be certain; the prompts show a chance of one in twenty."""
     one, other = GOOD, [*GOOD[:17], 0.0, 0.0, 0.0]
     lines = said(
         [outcome("a", seed, one) for seed in range(3)]
@@ -198,7 +198,7 @@ def test_seeds_that_disagree_ask_for_more_seeds():
 def test_a_single_seed_resolves_nothing():
     lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD)])
     assert lines[0].startswith(
-        "single seed: how much seeds differ is unknown, so no difference is called resolved; write seeds=3"
+        "single seed: how much seeds differ is unknown, so no difference is called resolved; use seeds=3"
     )
     assert (
         lines[1]
@@ -207,17 +207,17 @@ def test_a_single_seed_resolves_nothing():
 
 
 def test_arms_that_are_one_recipe_are_named(recipe):
-    """Two names for one recipe ran twice, and the table said +0.000 [0.000, 0.000]."""
+    """Two names for one recipe ran twice, and the table showed +0.000 [0.000, 0.000]."""
     words = [f"kl={recipe},divergence=reverse_kl", f"jsd={recipe}", f"far={recipe},divergence=jsd"]
     lines = read_design(words, ComparisonSettings(seeds=1)).list_equal_arms()
     assert lines == [
-        "kl and jsd are the same recipe, so their runs will be the same too; "
-        f"was jsd meant to differ? write jsd={recipe},KEY=VALUE"
+        "kl and jsd are the same recipe, so their runs will also be the same; "
+        f"was jsd meant to differ? use jsd={recipe},KEY=VALUE"
     ]
 
 
 def test_few_prompts_have_no_interval():
-    """The interval over two prompts was [1.00, 1.00]."""
+    """Check two prompts: their interval was [1.00, 1.00]."""
     runs = [outcome("a", 0, [1.0, 1.0]), outcome("b", 0, [0.0, 0.0])]
     result = compare_outcomes({"a": "m", "b": "m"}, runs, [], {})
     assert result.verdict[1].endswith("on a single seed (2 prompts: too few for an interval)")
@@ -285,7 +285,7 @@ def test_a_run_short_of_its_budget_is_named():
         budget={"flops": 100.0},
     )
     assert [line for line in lines if line.startswith("unequal")] == [
-        "unequal: b spent 62% of the flops, because another step would be too much; make its steps smaller, or the budget larger"
+        "unequal: b spent 62% of the flops, because one more step would exceed it; make its steps smaller, or the budget larger"
     ]
 
 
@@ -323,7 +323,7 @@ def test_runs_without_any_measure_are_refused():
 
 
 def test_many_arms_are_corrected_for_their_number():
-    """Eight arms make 28 pairs: what would pass alone at 0.01 does not."""
+    """Eight arms make 28 pairs: a difference that passes a single test at 0.01 is not resolved."""
     slightly = [1.0] * 12 + [0.0] * 8
     runs = [outcome(f"arm{number}", seed, GOOD[seed:]) for number in range(7) for seed in range(3)]
     runs += [outcome("low", seed, slightly[seed:]) for seed in range(3)]
@@ -378,9 +378,9 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["papers/gkd"], "one arm is nothing to compare with; write two recipes, or NAME=RECIPE"),
-        (["papers/gkd", "papers/gkd"], "two arms are named 'gkd'; write NAME=RECIPE for each"),
-        (["../x=papers/gkd", "papers/sft"], "cannot name it; write NAME=RECIPE,key=value"),
+        (["papers/gkd"], "a comparison needs at least two arms; give two recipes, or NAME=RECIPE"),
+        (["papers/gkd", "papers/gkd"], "two arms are named 'gkd'; use NAME=RECIPE for each"),
+        (["../x=papers/gkd", "papers/sft"], "cannot name it; use NAME=RECIPE,key=value"),
         (["a=papers/gkd,seed=3", "papers/sft"], "'seed=3' is the comparison's to set"),
         (
             ["a=papers/gkd", "b=papers/gkd,evaluation.samples=4"],
@@ -429,7 +429,7 @@ def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
 )
 def test_a_budget_that_is_none_is_refused(text):
     with pytest.raises(
-        RecipeError, match="write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
+        RecipeError, match="use flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
     ):
         ComparisonBudget.parse(text)
 
@@ -446,13 +446,11 @@ def test_budgets_become_recipe_keys():
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
     (job, _) = plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
-    with pytest.raises(
-        RecipeError, match="holds no comparison to go on with; leave resume=True out"
-    ):
+    with pytest.raises(RecipeError, match="holds no comparison to resume; leave resume=True out"):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=True)
     job.recipe_path.parent.mkdir()
     write_json(job.recipe_path, dict(job.resolved_recipe))
-    with pytest.raises(RecipeError, match="already holds a comparison; write resume=True"):
+    with pytest.raises(RecipeError, match="already holds a comparison; use resume=True"):
         plan_jobs(read_design(words, ComparisonSettings(seeds=1)), tmp_path, resume=False)
     assert (
         len(
@@ -466,7 +464,7 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
     ), "arms and seeds may be added"
     with pytest.raises(
         RecipeError,
-        match=r"arm 'a' changed; undo this, name a new arm, or write .*:\ntrain[.]steps: 2 in the run, 9 now",
+        match=r"arm 'a' changed; undo this, name a new arm, or use .*:\ntrain[.]steps: 2 in the run, 9 now",
     ):
         plan_jobs(
             read_design(words, ComparisonSettings(1, ComparisonBudget("steps", 9.0))),
@@ -483,7 +481,7 @@ def test_a_broken_arm_leaves_the_others_alone(recipe, tmp_path):
     said = (tmp_path / "said").read_text()
     assert status == 1, said
     assert (
-        "error: 1 of 2 runs failed, and the table stands without them; --resume tries them again"
+        "error: 1 of 2 runs failed, and the table does not include them; --resume tries them again"
         in said
     )
     saved = json.loads((tmp_path / "out" / "compare.json").read_text())
@@ -525,7 +523,7 @@ def test_a_comparison_that_was_killed_and_resumed_has_the_same_table(recipe, tmp
     )
     when_running(tmp_path / "torn")
     stopped.terminate()
-    assert "go on with --resume" in stopped.communicate()[1]
+    assert "resume with --resume" in stopped.communicate()[1]
     assert stopped.returncode == 128 + signal.SIGTERM
     subprocess.run(line("torn", "--resume"), env=environment(), check=True, capture_output=True)
     assert table(tmp_path / "whole") == table(tmp_path / "torn")
@@ -545,7 +543,7 @@ def when_running(home: Path, patience: float = 120.0) -> None:
 
 
 def table(home: Path) -> object:
-    """What a comparison came to, without the clock."""
+    """Return the results of a comparison, without the times."""
     found = json.loads((home / "compare.json").read_text())
     for place in [
         *found["arms"],

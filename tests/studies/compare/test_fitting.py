@@ -61,7 +61,10 @@ def test_the_intervals_hold_the_law_under_noise():
 def test_what_does_not_vary_has_no_exponent_and_says_why():
     left_out = fit(law()).left_out
     assert left_out["N_teacher"] == "has 1 value, and 3 are needed"
-    assert left_out["rollouts"] == "was varied together with D, so the two cannot be told apart"
+    assert (
+        left_out["rollouts"]
+        == "was varied together with D, so their exponents are not identifiable"
+    )
     assert left_out["T"] == "has 1 value, and 3 are needed"
 
 

@@ -1,4 +1,4 @@
-"""Runs that are forked by a warm process: the bytes of cold runs, and a crash that stays alone."""
+"""Runs that are forked by a warm process: the bytes of cold runs, and a crash that affects no other run."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_a_crash_ends_neither_the_other_runs_nor_the_next(
 
 @pytest.mark.slow
 def test_a_warm_run_writes_the_bytes_of_a_cold_one(tmp_path: Path) -> None:
-    """The first run, the second, which has what the first learned, and a new Python."""
+    """Check the first run, the second, which inherits changes of the first, and a new Python."""
     make_model(tmp_path / "teacher", seed=2, pretrain=20)
     scratch = {"hidden_size": 16, "layers": 1, "heads": 2, "pretrain": {"steps": 5}}
     changes = {"student.model": scratch, "evaluation": {"prompts": 4, "every": 2}}

@@ -36,17 +36,17 @@ from practicum.types import (
 )
 
 ALPHABET = "abcd" + "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "abcd<>/_")
-"""Letters enough that the 16 likeliest of them say something."""
+"""Enough letters for the 16 most likely tokens to be informative."""
 
 UNUSED, STOP = 1, 2
-"""The ids of `<s>`, which nothing writes, and of `</s>`."""
+"""The ids of `<s>`, which no model writes, and of `</s>`."""
 
 SAMPLES, FEW, ENOUGH = 4, 8, 32
-"""Answers a prompt, and prompts: a few for what is seen at once, enough of them for the gap."""
+"""Answers per prompt, and numbers of prompts: a few for obvious faults, enough for the gap."""
 
 
 def make_pairs(folder: Path) -> Path:
-    """A student that is right now and then; a teacher that is surer of the same; and models that are wrong with something."""
+    """Write a student that is sometimes right, a more confident teacher, and models with one fault each."""
     make_model(folder / "student", alphabet=ALPHABET, seed=2, pretrain=150, hidden_size=64)
     make_model(folder / "random", alphabet=ALPHABET, seed=3)
     make_model(folder / "other random", alphabet=ALPHABET, seed=4, hidden_size=64)
@@ -60,7 +60,7 @@ def make_pairs(folder: Path) -> Path:
 
 
 def derived(source: Path, target: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    """A copy of a model folder with other weights."""
+    """Copy a model folder with other weights."""
     shutil.copytree(source, target)
     tensors = load_file(source / "model.safetensors")
     change(tensors)
@@ -68,7 +68,7 @@ def derived(source: Path, target: Path, change: Callable[[dict[str, Tensor]], No
 
 
 def surer(factor: float) -> Callable[[dict[str, Tensor]], None]:
-    """All logits times a factor: the same likes and dislikes, more decided."""
+    """Multiply all logits by a factor: the same preferences with lower entropy."""
 
     def change(tensors: dict[str, Tensor]) -> None:
         tensors["model.norm.weight"] = tensors["model.norm.weight"] * factor
@@ -99,7 +99,7 @@ def pair(
     student: str = "student",
     teacher: str = "teacher",
 ):
-    """The recipe of two of the models."""
+    """Return the recipe of two of the models."""
     models = {"student.model": str(folder / student), "teacher.model": str(folder / teacher)}
     return toy_recipe(folder, {**models, "optimizer.learning_rate": 0.001, **(changes or {})})
 
@@ -112,7 +112,7 @@ def diagnosed(
     sampler: Callable[[SamplingClient], Any] | None = None,
     prompts: int = FEW,
 ) -> Diagnosis:
-    """The diagnosis of a recipe whose teacher or sampler is wrapped in something faulty."""
+    """Return the diagnosis of a recipe with a teacher or sampler that is wrapped in a faulty one."""
     built = assemble_run(recipe, folder)
     parts = built.parts
     wrapped = parts.teacher if teacher is None else teacher(parts.teacher)
@@ -124,12 +124,12 @@ def diagnosed(
 
 
 def finding(found: Diagnosis, check: str) -> CheckOutcome:
-    """What one check found."""
+    """Return the finding of one check."""
     return next(result.outcome for result in found.results if result.check.id == check)
 
 
 class FaultySampler(SamplingClient):
-    """Reports other log-probabilities than those of what it wrote."""
+    """Reports log-probabilities that differ from the distribution it sampled from."""
 
     def __init__(self, inner: SamplingClient, change: Callable[[Tensor], Tensor]) -> None:
         self.inner = inner
@@ -151,7 +151,7 @@ class FaultySampler(SamplingClient):
 
 
 class Changed(Teacher):
-    """A teacher whose signal is changed on its way; see `practicum.ports.Teacher`."""
+    """A teacher with a signal that is changed after scoring; see `practicum.ports.Teacher`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Changed(Teacher):
 
 
 def good_until(position: int) -> Callable[[Teacher], Changed]:
-    """A teacher that is lost from a position on."""
+    """Return a teacher that answers with noise from a position on."""
 
     def change(rollout: Rollout, answer: TeacherSignal) -> TeacherSignal:
         if answer.hidden is None:
@@ -208,7 +208,7 @@ def good_until(position: int) -> Callable[[Teacher], Changed]:
 
 
 def sampled_only(change: Callable[[Rollout, Tensor], Tensor]) -> Callable[[Teacher], Changed]:
-    """A teacher that tells one log-probability a token, changed by `change`."""
+    """Return a teacher that gives one log-probability per token, changed by `change`."""
 
     def narrowed(rollout: Rollout, answer: TeacherSignal) -> TeacherSignal:
         return TeacherSignal(logprobs=change(rollout, _of_tokens(answer, rollout)))
@@ -217,7 +217,7 @@ def sampled_only(change: Callable[[Rollout, Tensor], Tensor]) -> Callable[[Teach
 
 
 def candidates_only(k: int) -> Callable[[Teacher], Changed]:
-    """A teacher that tells its k likeliest tokens."""
+    """Return a teacher that gives its k most likely tokens."""
 
     def narrowed(rollout: Rollout, answer: TeacherSignal) -> TeacherSignal:
         full = read_tokens(answer, slice(None)).full

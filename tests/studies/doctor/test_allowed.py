@@ -1,4 +1,4 @@
-"""What a teacher and a task allow: each published method is allowed, needs no teacher, or is refused for a reason."""
+"""Requirements of a teacher and a task: each published method is allowed, needs no teacher, or is refused for a reason."""
 
 import json
 from collections.abc import Iterator
@@ -112,7 +112,7 @@ def test_money_is_said_with_what_a_budget_pays_for() -> None:
     assert "teacher.budget, 2, pays for about 4 of them" in Money(0.5, 10, 2.0).describe()
 
 
-# As it is typed.
+# Exactly as typed.
 
 
 @pytest.fixture

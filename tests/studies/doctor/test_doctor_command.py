@@ -1,4 +1,4 @@
-"""`practicum doctor` as it is typed: what it prints, what it writes, what it returns, and the rule of its verdict."""
+"""`practicum doctor` as a command: its output, its files, its exit code, and the rule of its verdict."""
 
 import json
 from html.parser import HTMLParser
@@ -86,11 +86,11 @@ def test_vocabularies_that_differ_are_a_verdict_with_its_code(models: Path, tmp_
         status == 20
         and "BROKEN-SETUP" in text
         and "Traceback" not in text
-        and 'write \'teacher={"type": "translated", "teacher": {"type": "model"' in text
+        and 'set \'teacher={"type": "translated", "teacher": {"type": "model"' in text
     )
-    # Eighteen lines said that a check does not apply, and the refusal stood there three times.
+    # Eighteen lines repeated that a check does not apply, and the refusal appeared three times.
     (line,) = [line for line in text.splitlines() if "not applicable" in line]
-    assert line.startswith("20 checks not applicable (P2, P3, ") and line.endswith("be drawn")
+    assert line.startswith("20 checks not applicable (P2, P3, ") and line.endswith("be sampled")
     assert text.count("or learn from its text") == 1 and text.count("BROKEN-SETUP") == 1
     page = (tmp_path / "x.html").read_text()
     assert page.count("not applicable") == 1 and page.count("or learn from its text") == 1
@@ -113,14 +113,14 @@ def test_the_function_is_the_command(models: Path, tmp_path: Path) -> None:
     )
     assert isinstance(found, practicum.Diagnosis) and found.prompts == 2
     assert json.loads((tmp_path / "x.json").read_text()) == found.to_json()
-    # A folder is a place too, and findings under the page's name do not overwrite it.
+    # A folder is a valid path too, and findings under the page's name do not overwrite it.
     folder = tmp_path / "checks"
     folder.mkdir()
     paths = (folder / "toy.doctor.json", folder / "toy.doctor.html")
     assert found.write(folder) == found.write(paths[1]) == paths
     assert json.loads(paths[0].read_text()) == found.to_json()
     assert paths[1].read_text().startswith("<!")
-    with pytest.raises(RecipeError, match="draw nothing"):
+    with pytest.raises(RecipeError, match="give no answers"):
         practicum.doctor(recipe, prompts=0)
 
 
@@ -216,7 +216,7 @@ def test_no_verdict_is_green_beside_a_failing_check(
 
 def test_sft_instead_where_answers_are_short_and_the_teacher_is_far_larger() -> None:
     assert decide(_results(P16="warn"), 12.0).advice.startswith("SFT instead")
-    assert decide(_results(P16="warn"), 2.0).advice.startswith("OPD will do")
+    assert decide(_results(P16="warn"), 2.0).advice.startswith("OPD should work")
     assert decide(_results(), 12.0).advice.startswith("OPD.")
 
 

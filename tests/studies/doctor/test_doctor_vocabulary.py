@@ -1,4 +1,4 @@
-"""P1 of a pair whose vocabularies agree where both have a token: how many others there are, and their mass."""
+"""P1 for vocabularies that agree on common tokens: the number of all other tokens, and their mass."""
 
 from pathlib import Path
 
@@ -25,15 +25,15 @@ def test_the_mass_outside_is_a_number_of_the_first_check(tmp_path: Path, larger:
     found = finding(diagnosis, "P1")
     other = {"teacher": "student", "student": "teacher"}[larger]
     assert f"the {larger} has 4 tokens that the {other} lacks" in found.sentence
-    assert found.details[f"tokens of the {larger} alone"] == 4
-    assert found.details[f"tokens of the {other} alone"] == 0
+    assert found.details[f"tokens only the {larger} has"] == 4
+    assert found.details[f"tokens only the {other} has"] == 0
     masses = {
-        "teacher": found.details["the teacher's of its own"],
-        "student": found.details["the student's probability of its own tokens"],
+        "teacher": found.details["teacher's mass on tokens only it has"],
+        "student": found.details["student's mass on tokens only it has"],
     }
     assert masses[other] == pytest.approx(0, abs=1e-6)
     assert 0 < masses[larger] < 1
     assert found.status == ("pass" if masses[larger] <= 0.01 else "warn")
-    # Every other check has a word too: nothing failed for want of a common size.
+    # Every other check returns a result too: none fails because the sizes differ.
     assert finding(diagnosis, "P6").value is not None
     assert finding(diagnosis, "P14").value is not None or finding(diagnosis, "P14").sentence

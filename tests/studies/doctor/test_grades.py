@@ -1,4 +1,4 @@
-"""What the doctor says of a judge in words: calibration, and what moves its grades beside the answers."""
+"""The doctor's report on a judge: calibration, and influences on its grades other than the answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -24,7 +24,7 @@ Grading = Callable[[Rollout], float | None]
 
 @dataclass
 class Judge(Scorer):
-    """It grades by a function, and otherwise where its question is put otherwise."""
+    """It grades by a function, and differently if its question is rephrased."""
 
     grade: Grading
     variants: Mapping[str, Grading] = field(default_factory=dict)
@@ -118,17 +118,17 @@ def test_answers_without_a_grade_are_counted() -> None:
     some = check(Judge(lambda rollout: None if rollout.sample == 0 else agree(rollout)))
     assert some.details["without a grade"] == 0.25 and "25% of the answers got no" in some.sentence
     none = check(Judge(lambda _: None))
-    assert none.status == "fail" and "none of 60 answers" in none.sentence
+    assert none.status == "fail" and "graded no answer of 60" in none.sentence
 
 
 def test_without_a_verifier_there_is_nothing_to_hold_it_against() -> None:
     bare = [replace(rollout, reward=None) for rollout in ROLLOUTS]
     outcome = check(Judge(agree), bare)
-    assert outcome.status == "inconclusive" and "held against a verifier" in outcome.sentence
+    assert outcome.status == "inconclusive" and "compared with a verifier" in outcome.sentence
 
 
 def test_lengths_are_compared_within_one_reward_alone() -> None:
-    # Right answers are longer and graded higher: that is no bias towards length.
+    # Right answers are longer and graded higher: this is no bias towards length.
     rows = [write(n, 1.0, 5 + n % 2) for n in range(8)] + [
         write(n, 0.0, 1 + n % 2) for n in range(8)
     ]
@@ -138,7 +138,7 @@ def test_lengths_are_compared_within_one_reward_alone() -> None:
 
 @dataclass
 class Learner(Scorer):
-    """It says nothing until its warm-up is over, then whether an answer is right if it learned that."""
+    """It gives no grades until its warm-up is over, then whether an answer is right if it learned that."""
 
     learns: bool
     warmup: int = 9
@@ -162,7 +162,7 @@ def test_a_scorer_that_learns_is_held_against_answers_that_it_did_not_learn_from
     monkeypatch.setattr(grades, "_write_step", lambda _, step: steps[step])
     outcome = check(Learner(learns=True))
     assert outcome.status == "pass" and outcome.value is not None and outcome.value.mean == 1.0
-    # The first two prompts are those of its own step.
+    # Its own step contributes the first two prompts.
     assert outcome.details == {"answers judged": 52.0, "before it learned": None}
     learner = Learner(learns=False)
     assert check(learner).status == "inconclusive" and learner.fits == 9

@@ -107,26 +107,26 @@ def test_a_teacher_that_fails_at_the_question_of_the_loss_is_a_finding(
 
 
 SENTENCES = {
-    "the teacher": ({"signal": "full"}, None, "student and teacher are {} nats a token apart"),
+    "the teacher": ({"signal": "full"}, None, "student and teacher are {} nats per token apart"),
     "a target": (
         {"signal": "full", "target": "mixture(teacher=0.3)"},
         None,
-        "student and the target of the loss are {} nats a token apart",
+        "student and the target of the loss are {} nats per token apart",
     ),
     "candidates": (
         {"signal": "topk(3)"},
         None,
-        "student and teacher are {} nats a token apart over the 3 candidates of the loss",
+        "student and teacher are {} nats per token apart over the 3 candidates of the loss",
     ),
     "a bound": (
         {"signal": "sampled"},
         candidates_only(8),
-        "student and teacher are at least {} nats a token apart",
+        "student and teacher are at least {} nats per token apart",
     ),
     "an estimate": (
         {"signal": "sampled"},
         sampled_only(lambda rollout, logprobs: logprobs),
-        "student and teacher are {} nats a token apart, estimated from the tokens of the answers",
+        "student and teacher are {} nats per token apart, estimated from the tokens of the answers",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""A model in shards over several processes: FSDP2 of torch, whichever program starts the processes.
+"""Shard a model over several processes with torch's FSDP2, for any program that starts processes.
 
 sharding    put a model's weights in shards; read and write single tensors of it
 fsdp_ranks  the collectives of an update: passes dealt, head gathered, gradients summed

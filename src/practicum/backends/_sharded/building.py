@@ -29,9 +29,10 @@ def load_in_shards(
     nodes: int = 1,
     decoding: str = "auto",
 ) -> tuple[LoadedModel, ShardedModel]:
-    """Load a model of which each rank of the process group keeps a shard; all ranks call this.
+    """Load a model and keep this rank's shard of it; all ranks of the process group call this.
 
-    A student is trainable as its settings say, everything else frozen. `decoding` is the backend's setting.
+    A student is trainable as its settings say; every other model is frozen. `decoding` is the
+    backend's setting.
     """
     files = open_files(config, scratch_folder)
     sharded = read_sharded_model(

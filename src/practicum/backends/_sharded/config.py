@@ -12,11 +12,11 @@ from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Objective
 
 CAN_SHARD = torch.__version__ >= "2.9"
-"""True if `fully_shard` leaves weights apart and sums gradients: older releases lack the arguments."""
+"""True if `fully_shard` can ignore weights and sum gradients; older releases lack the arguments."""
 
 
 class ShardedConfig(MemoryConfig):
-    """The ranks of a trainer, and the limits on memory of each of them."""
+    """The ranks of a trainer, and the memory limits of each rank."""
 
     checkpoints_here: ClassVar[bool] = True
     adapter_alpha: ClassVar[float | None] = None
@@ -24,22 +24,24 @@ class ShardedConfig(MemoryConfig):
     not_compared: ClassVar[frozenset[str]] = frozenset(
         {"sampling_batch", "trainers", "nodes", "patience", "start_patience", "silence"}
     )
-    """Settings that may change when a run is resumed: they change nothing but rounding."""
+    """Settings that may change when a run is resumed: they only change rounding."""
     trainers: int = Field(
         default=1,
         ge=1,
-        description="processes that hold a shard of the student each and learn together; one GPU each",
+        description="processes that train together, each with a shard of the student; one GPU each",
     )
     nodes: int = Field(
         default=1,
         ge=1,
-        description="machines of the trainers: shards stay within one, and each has all of them",
+        description="machines of the trainers; each machine holds all shards of the student",
     )
     patience: float = Field(
-        default=1800.0, gt=0, description="seconds in which each request to a process is answered"
+        default=1800.0, gt=0, description="timeout of each request to a process, in seconds"
     )
     start_patience: float = Field(
-        default=3600.0, gt=0, description="seconds in which a process starts and loads a model"
+        default=3600.0,
+        gt=0,
+        description="timeout for starting a process and loading a model, in seconds",
     )
     silence: float = Field(
         default=20.0,
@@ -51,7 +53,7 @@ class ShardedConfig(MemoryConfig):
     def _check_nodes(self) -> Self:
         if self.trainers % self.nodes:
             raise ValueError(
-                f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; write "
+                f"{self.trainers} trainers cannot be divided among {self.nodes} nodes; set "
                 f"trainers: {self.nodes * max(self.trainers // self.nodes, 1)}"
             )
         return self
@@ -69,7 +71,7 @@ class ShardedConfig(MemoryConfig):
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
-        """List what processes of their own cannot do for a recipe, with what to write instead."""
+        """List settings that separate processes do not support, each with a replacement."""
         backend = type(self).model_fields["type"].default
         problems = []
         if not CAN_SHARD:
@@ -80,6 +82,6 @@ class ShardedConfig(MemoryConfig):
         if mixes_tokens:
             problems.append(
                 "rollout.source: it decodes token by token with the teacher, and processes "
-                f"of backend {backend!r} answer with whole texts; write source: mix(other=teacher)"
+                f"of backend {backend!r} answer with whole texts; set source: mix(other=teacher)"
             )
         return problems

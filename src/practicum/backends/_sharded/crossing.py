@@ -1,4 +1,4 @@
-"""Objects that cross processes: their tensors travel on the CPU.
+"""Send objects between processes; their tensors are moved to the CPU on the way.
 
 A pickled GPU tensor is restored on the sender's GPU, but each process of a machine has a different
 GPU. Here it is restored on the receiver's current device.
@@ -14,22 +14,22 @@ from torch import Tensor
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors of any device as tensors of the CPU."""
+    """Pickle tensors of any device as CPU tensors."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how a tensor of another device is restored; other objects have their own way."""
+        """Return the reduction of a tensor on another device; other objects use the default one."""
         if not isinstance(obj, Tensor) or obj.device.type == "cpu":
             return NotImplemented
         return _restore, (obj.detach().cpu(), obj.device.type)
 
 
 def _restore(tensor: Tensor, device: str) -> Tensor:
-    # Without an index it is the current device of the process that reads.
+    # A device without an index is the current device of the reading process.
     return tensor.to(torch.device(device))
 
 
 def pack(part: Any) -> bytes:
-    """Return an object as bytes that any process reads."""
+    """Return an object as bytes that any process can read."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(part)
     return buffer.getvalue()

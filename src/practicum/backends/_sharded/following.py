@@ -1,4 +1,4 @@
-"""A student in shards as its own teacher, whichever program starts the processes."""
+"""Use a sharded student as its own teacher, for any program that starts the processes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,10 @@ Weights = TypeVar("Weights")
 
 
 class ShardedSelfTeacher(SelfTeacher, ABC, Generic[Weights]):
-    """A self-teacher with rows that follow the student's in each rank.
+    """A self-teacher that keeps rows in each rank, updated from the student's rows.
 
-    `ask` lets all ranks do the same, and `build_client` makes a client from what returns the weights.
+    `ask` sends one request to all ranks. `build_client` makes a client from a function that returns
+    the weights.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class ShardedSelfTeacher(SelfTeacher, ABC, Generic[Weights]):
 
     @abstractmethod
     def gather_student(self) -> Weights:
-        """Return the student's weights as they are now."""
+        """Return the student's current weights."""
 
     @abstractmethod
     def keep_student(self) -> Weights:
-        """Return the student's weights, which stay as they are now."""
+        """Return a copy of the student's current weights, which later steps do not change."""
 
     @abstractmethod
     def gather_follower(self) -> Weights:
@@ -68,15 +69,15 @@ class ShardedSelfTeacher(SelfTeacher, ABC, Generic[Weights]):
 
     @abstractmethod
     def pack(self, tensors: dict[str, Tensor]) -> Any:
-        """Return tensors as the ranks take them."""
+        """Return tensors in the form that the ranks accept."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Every signal, but only at its own step: the weights follow the student's."""
+        """Every signal, but only at the current step: the weights follow the student's."""
         return replace(self._client.capabilities, follows_student=True)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion a request, in order."""
+        """Sample one completion per request, in order."""
         return self._client.sample(requests, params)
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:

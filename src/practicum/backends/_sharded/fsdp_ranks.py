@@ -1,7 +1,7 @@
 """The collectives of an update over sharded ranks; see `practicum.backends.local.ranks.Ranks`.
 
-All that decides how often the ranks meet is computed from the batch of all ranks, which each of
-them has: the passes, their order and their number.
+The passes, their order and their number determine how often the ranks meet. Every rank has the
+batch of all ranks and computes the same plan from it.
 """
 
 import math
@@ -34,9 +34,9 @@ T = TypeVar("T")
 class FsdpRanks:
     """This process's place among the ranks of a sharded trainer.
 
-    `head_weights` are those that are gathered once an update. `place` describes the pass in
-    progress, for an error of another process: the `number` of `total`. `failure` is the reason why
-    this rank computes nothing in it, or empty.
+    `head_weights` are gathered once per update. `place` describes the pass in progress (`number` of
+    `total`) for the error of another process. `failure` is the reason why this rank computes
+    nothing in the pass, or empty.
     """
 
     head_weights: tuple[SharedWeight, ...]
@@ -48,7 +48,7 @@ class FsdpRanks:
     failure: str = ""
 
     def deal(self, passes: Sequence[Pass]) -> Sequence[Pass | None]:
-        """Return this rank's passes, made as many as the busiest rank has."""
+        """Return this rank's passes, padded to the number of passes of the busiest rank."""
         shares = deal_passes([_count_packed_tokens(one_pass) for one_pass in passes], self.count)
         longest = max(map(len, shares))
         self.number, self.total = 0, longest
@@ -60,7 +60,7 @@ class FsdpRanks:
     def open_update(
         self, language_model: LanguageModel, learning: Collection[torch.nn.Parameter]
     ) -> Iterator[Head]:
-        """Gather the head, and sum the gradients of what every rank has in full."""
+        """Gather the head, and sum the gradients of the weights that every rank has in full."""
         with gather_head(self.head_weights):
             inject_fault(f"rank-{self.rank}.gathered")
             yield language_model.head()
@@ -72,7 +72,8 @@ class FsdpRanks:
         """Sum the gradients of weights that every rank has in full."""
         if not parameters:
             return
-        # Without a gradient in any rank a weight stays; with zeros AdamW's momentum would move it.
+        # A weight without a gradient in any rank must not change; AdamW's momentum would move it if
+        # its gradient were zeros.
         is_moved = torch.tensor(
             [parameter.grad is not None for parameter in parameters],
             dtype=torch.uint8,
@@ -86,16 +87,16 @@ class FsdpRanks:
                 dist.all_reduce(parameter.grad)
 
     def decide(self, compute: Callable[[], T]) -> T:
-        """Return in all ranks what the first one computes, with tensors on the CPU."""
+        """Return the first rank's result in all ranks, with tensors on the CPU."""
         answers: list[Any] = [pack(compute()) if self.rank == 0 else None]
         dist.broadcast_object_list(answers, src=0)
         return unpack(answers[0])
 
     @contextmanager
     def open_pass(self, language_model: LanguageModel) -> Iterator[None]:
-        """Run a pass, and find out whether the memory of every rank sufficed.
+        """Run a pass, and find out whether every rank had enough memory.
 
-        A rank without memory goes on to gather and to sum with the others, and computes nothing.
+        A rank that ran out of memory still takes part in gathers and sums, and computes nothing.
         """
         self.number += 1
         self.place = f"pass {self.number} of {self.total}"
@@ -110,7 +111,7 @@ class FsdpRanks:
     def attempt(
         self, differentiate: Callable[[], Float[Tensor, "T D"]], hidden: Float[Tensor, "T D"]
     ) -> Float[Tensor, "T D"]:
-        """Return the gradient, or zeros if the memory of this rank does not suffice."""
+        """Return the gradient, or zeros if this rank does not have enough memory."""
         if not self.failure:
             try:
                 return differentiate()
@@ -125,14 +126,14 @@ class FsdpRanks:
         self.failure = f"rank {self.rank}, {self.place}: {shorten_error(error)}"
 
     def gather(self, part: T) -> list[T]:
-        """Return the parts of all ranks; they are a few numbers a token."""
+        """Return the parts of all ranks; a part has a few numbers per token."""
         return gather_all(part)
 
     def compute_norm(self, gradients: Collection[Tensor]) -> float:
         """Return the norm over all shards."""
         if not gradients:
             return 0.0
-        # Every rank has the whole of an adapter, and its own rows of everything else.
+        # Every rank has all of an adapter, and only its own rows of every other weight.
         kinds = [
             [gradient for gradient in gradients if isinstance(gradient, DTensor) == is_sharded]
             for is_sharded in (True, False)
@@ -155,7 +156,7 @@ class FsdpRanks:
 
 
 def deal_passes(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Return the numbers of each rank's passes: the longest first, to the rank with least so far."""
+    """Assign passes to ranks, the longest first, each to the rank with the least work so far."""
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
@@ -166,6 +167,6 @@ def deal_passes(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _count_packed_tokens(one_pass: Pass) -> int:
-    """Return the tokens that the body reads, each shared prefix once."""
+    """Return the number of tokens that the body reads, counting each shared prefix once."""
     segments, _ = split_into_segments(build_score_requests(one_pass.rollouts))
     return sum(len(segment.tokens) for segment in segments)

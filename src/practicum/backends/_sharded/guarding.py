@@ -1,4 +1,4 @@
-"""Let a rank whose memory runs out in a layer go on with the collectives of the others."""
+"""Keep a rank that runs out of memory in step with the other ranks' collectives."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from torch import Tensor
 from practicum.backends.local.language_model import LanguageModel, find_layers
 
 NoteFailure = Callable[[RuntimeError], None]
-"""Remembers an error of memory, and raises any other."""
+"""A function that records an out-of-memory error, and raises any other error."""
 
 
 @contextmanager
 def guard_layers(language_model: LanguageModel, note_failure: NoteFailure) -> Iterator[None]:
-    """Within the block, a layer without memory hands its input on instead of its output.
+    """Within the block, let a layer that runs out of memory return its input as its output.
 
     The values are wrong and must not be used. FSDP gathers a layer before its `forward` and sums
     its gradients when the backward pass reaches its weights, so the output depends on all of them.

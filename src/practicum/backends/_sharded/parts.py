@@ -1,7 +1,8 @@
-"""Checkpoints of sharded ranks: each rank writes some tensors in full, and reads its own rows.
+"""Save and load sharded checkpoints: a rank writes some tensors in full, and reads its own rows.
 
 The tensors have the names and values that a trainer of one process saves, so any number of ranks
-goes on from them. The files of n ranks are `student-00001-of-0000n.safetensors` and so on.
+can resume from them. The files of n ranks are named `student-00001-of-0000n.safetensors`, counting
+up.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from practicum.models.tensors import find_parts, name_part, write_tensors
 
 
 def collect_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that this rank is to hold in full, on the CPU; all ranks call this.
+    """Gather the tensors that this rank writes in full, on the CPU; all ranks call this.
 
     One tensor at a time is gathered on the device.
     """
@@ -42,7 +43,7 @@ def save_parts(trainer: LocalTrainer, folder: Path) -> None:
 
 
 def copy_parts(trainer: LocalTrainer) -> Callable[[Path], None]:
-    """Copy this rank's tensors to the host; return what writes them, in any thread of this rank."""
+    """Copy this rank's tensors to the host; return a function that writes them from any thread."""
     rank, count = dist.get_rank(), dist.get_world_size()
     parts = {
         name_part(stem, rank, count): collect_part(tensors)
@@ -57,7 +58,7 @@ def copy_parts(trainer: LocalTrainer) -> Callable[[Path], None]:
 
 
 def load_parts(trainer: LocalTrainer, folder: Path, *, moments: bool) -> None:
-    """Restore the files of any number of ranks, reading this rank's rows alone.
+    """Restore the files of any number of ranks, reading only this rank's rows.
 
     Raises CheckpointError if they belong to another model.
     """
@@ -71,11 +72,11 @@ def load_parts(trainer: LocalTrainer, folder: Path, *, moments: bool) -> None:
 
 
 def _read_rows(folder: Path, stem: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the saved tensors, those of sharded parameters as this rank's rows of them."""
+    """Return the saved tensors; of a sharded parameter, return only this rank's rows."""
     tensors: dict[str, Tensor] = {}
     for path in find_parts(folder, stem):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (the file is no mapping)
+            for name in file.keys():  # noqa: SIM118  (the file is not a mapping)
                 stored = file.get_slice(name)
                 shape = torch.Size(stored.get_shape())
                 parameter = (

@@ -1,4 +1,4 @@
-"""The verbs of each rank of a sharded trainer, whichever program asks for them."""
+"""The operations of each rank of a sharded trainer, for any program that calls them."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ from practicum.ports.metering import count_heads
 from practicum.types import Datum, ForwardResult, Metrics
 
 PACKAGES = ("practicum", "torch", "transformers")
-"""The packages that must have one version on all machines."""
+"""The packages that must have the same version on all machines."""
 
 
 def list_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
@@ -48,7 +48,7 @@ def list_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """The settings of every process, as the driver has them."""
+    """The driver's settings, which every process applies."""
 
     versions: Mapping[str, str]
     threads: int
@@ -83,9 +83,9 @@ class ModelSettings:
     name: str
     seed: int = 0
     engine: EngineChoice | None = None
-    """The engine by which a sampler samples; None: by itself."""
+    """The engine that a sampler uses; None: the sampler decodes by itself."""
     record: ModelRecord | None = None
-    """The files of the model as the run recorded them; None: they are not compared."""
+    """The run's record of the model's files; None: the files are not compared."""
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def describe_model(loaded: LoadedModel) -> dict[str, Any]:
 class ShardedRank:
     """A process with a shard of the student, and of the weights that follow it.
 
-    Every verb is called in all ranks in one order.
+    All ranks receive the same calls in the same order.
     """
 
     def __init__(self, rank: int, nodes: int, settings: ProcessSettings) -> None:
@@ -202,7 +202,7 @@ class ShardedRank:
         self._copy = copy_parts(self._get_trainer())
 
     def write_copy(self, folder: Path) -> None:
-        """Write the copied tensors; this verb alone asks nothing of the other ranks."""
+        """Write the copied tensors; only this operation needs no other rank."""
         write, self._copy = self._copy, None
         assert write is not None, "a state is copied before it is written"
         write(folder)
@@ -221,6 +221,6 @@ class ShardedRank:
         """Return this rank's rows of the student, or of a self-teacher."""
         if follower:
             return self._followers[follower]
-        # The model's alone: what learns beside it is no part of any model that answers.
+        # Only the model's weights: other trained weights are not part of a model that answers.
         weights = self._get_trainer().language_model.trainable_parameters()
         return {name: weight.detach() for name, weight in weights.items()}

@@ -1,4 +1,4 @@
-"""Score with a frozen model in shards: its ranks read their texts side by side."""
+"""Score with a sharded frozen model: each rank reads its own texts at the same time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from practicum.types import ScoreRequest, TeacherSignal
 
 @dataclass(frozen=True, slots=True)
 class ShardedScorer:
-    """A frozen model in shards; all ranks call its methods together, each with texts of its own."""
+    """A sharded frozen model; all ranks call its methods together, each with its own texts."""
 
     sharded: ShardedModel
     chunk_tokens: int
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score this rank's texts; a rank with fewer passes keeps in step with the others."""
+        """Score this rank's texts; a rank with fewer passes stays in step with the other ranks."""
         model = self.sharded.language_model
         limit = find_limits(model.device).scored_tokens
         passes = len(list(split_by_tokens(requests, limit, model.max_packed_tokens)))

@@ -1,8 +1,8 @@
 """Shard a language model with FSDP2 (arXiv 2304.11277), and read and write its sharded tensors.
 
-Each layer is gathered when it computes and freed after it. The head's weight, and with it the
-embedding if they are tied, is gathered once an update and not once a pass (see `gather_head`), so
-it stays out of FSDP's own groups.
+Each layer is gathered before it computes and freed afterwards. The head's weight (and the
+embedding, if the two are tied) is gathered once per update, not once per pass (see `gather_head`),
+so it is not in one of FSDP's own groups.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def build_mesh(device: torch.device, nodes: int = 1) -> DeviceMesh:
 
 @dataclass(frozen=True, slots=True)
 class SharedWeight:
-    """A weight that FSDP leaves alone, and the modules that hold it under a name."""
+    """A weight that FSDP ignores, and the modules that hold it under a name."""
 
     shard: torch.nn.Parameter
     places: tuple[tuple[torch.nn.Module, str], ...]
@@ -44,7 +44,7 @@ class SharedWeight:
 
 
 def shard(language_model: LanguageModel, mesh: DeviceMesh) -> tuple[SharedWeight, ...]:
-    """Put the weights of a model in shards, and return the weights of its head.
+    """Shard the weights of a model, and return the weights of its head.
 
     Adapters stay whole in every process. Raises ModelError if the model has no list of layers.
     """
@@ -52,7 +52,7 @@ def shard(language_model: LanguageModel, mesh: DeviceMesh) -> tuple[SharedWeight
     layers = find_layers(model)
     if layers is None:
         raise ModelError(
-            f"{model.name_or_path}: its layers were not found, so it cannot be put in shards; use "
+            f"{model.name_or_path}: its layers were not found, so it cannot be sharded; use "
             "backend local or another architecture"
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -62,7 +62,7 @@ def shard(language_model: LanguageModel, mesh: DeviceMesh) -> tuple[SharedWeight
     adapters = [weight for name, weight in parameters.items() if is_adapter(name)]
     policy = MixedPrecisionPolicy()
     if language_model.autocast:
-        # Gathers move half the bytes, and sums over ranks keep the digits of float32.
+        # Gathers move half the bytes, and sums over ranks keep float32 precision.
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -75,8 +75,8 @@ def shard(language_model: LanguageModel, mesh: DeviceMesh) -> tuple[SharedWeight
     )
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # The loss is a sum whose shares the whole batch fixes: gradients are summed, not
-            # averaged. gloo has no scaled sum.
+            # The loss is a sum, and the full batch determines each rank's share: gradients are
+            # summed, not averaged. gloo has no scaled sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return tuple(_share(model, weight, mesh) for weight in apart)
@@ -97,20 +97,20 @@ def _share(model: torch.nn.Module, weight: torch.nn.Parameter, mesh: DeviceMesh)
 
 
 def place_rows(mesh: DeviceMesh) -> list[Placement]:
-    """Return the placements of a tensor whose rows are divided within a node."""
+    """Return the placements of a tensor with rows that are divided within a node."""
     return [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(0)]
 
 
 def find_rows(count: int, mesh: DeviceMesh) -> slice:
     """Return this rank's rows of a tensor that has `count` rows."""
-    # As torch.chunk divides them, which DTensor does too: the last shards may be empty.
+    # Divided as torch.chunk and DTensor do: the last shards may be empty.
     size = -(-count // mesh.size(-1))
     start = min(size * mesh.get_local_rank(mesh.ndim - 1), count)
     return slice(start, min(start + size, count))
 
 
 def cut_rows(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return a tensor, which every rank has, in shards."""
+    """Shard a tensor that every rank has."""
     rows = tensor[find_rows(len(tensor), mesh)].clone()
     return DTensor.from_local(
         rows,
@@ -141,10 +141,10 @@ def get_local(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def gather_head(weights: tuple[SharedWeight, ...], *, learns: bool = True) -> Iterator[None]:
-    """Give the modules the head's weights in full within the block.
+    """Give the modules the full weights of the head within the block.
 
-    At its end, the gradients are summed over the ranks into the shards' own, unless it failed or
-    `learns` is False.
+    At the end of the block, the gradients are summed over the ranks into the gradients of the
+    shards, unless the block failed or `learns` is False.
     """
     full = [
         torch.nn.Parameter(gather_tensor(weight.shard), requires_grad=weight.shard.requires_grad)
@@ -164,15 +164,16 @@ def gather_head(weights: tuple[SharedWeight, ...], *, learns: bool = True) -> It
 
 @contextmanager
 def open_whole(model: PreTrainedModel, weights: tuple[SharedWeight, ...]) -> Iterator[None]:
-    """Within the block, the model can be called as a model of one process is; all ranks call it.
+    """Within the block, let the model be called like a model of one process; all ranks call this.
 
-    At its end, every rank holds its shard alone again.
+    At the end of the block, every rank holds only its shard again.
     """
     try:
         with gather_head(weights, learns=False):
             yield
     finally:
-        # The body keeps what is outside of its layers until a backward pass, which may not come.
+        # The body keeps the weights outside of its layers until a backward pass, which may not
+        # happen.
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -186,7 +187,7 @@ def _sum_rows(parameter: torch.nn.Parameter, rows: Tensor) -> DTensor:
     partial = DTensor.from_local(
         gradient, mesh, [Partial() for _ in range(mesh.ndim)], run_check=False
     )
-    # Scattered first: what the nodes add up is then a shard each, and not the whole.
+    # Scatter first: then each node adds up only a shard, not the full tensor.
     scattered = partial.redistribute(
         placements=[*(Partial() for _ in range(mesh.ndim - 1)), Shard(0)]
     )

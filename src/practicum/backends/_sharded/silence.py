@@ -5,7 +5,7 @@ from practicum.errors import WorkerLost
 
 
 def describe_process(title: str, pid: int, host: str, work: str) -> str:
-    """Name a process, its machine and the work at which it was last seen."""
+    """Describe a process: its title, its machine and its last known work."""
     return f"{title} (process {pid} on {host}){f', last seen at {work},' if work else ''}"
 
 
@@ -13,7 +13,7 @@ def build_silence_error(stuck: str, seconds: float, verb: str, restarts: int = 0
     """Return the error of a run that waits for `verb` while a process or a machine is stuck."""
     return WorkerLost(
         f"{stuck} has given no sign of life for {seconds:g} s (backend.silence) while the run "
-        f"waited for {verb}; look at its machine, then go on from the newest checkpoint with "
+        f"waited for {verb}; check its machine, then resume from the newest checkpoint with "
         f"{spell_options(resume=True)}",
         restarts,
     )

@@ -1,7 +1,7 @@
-"""Read a model in shards: each rank reads its own rows of the files, and no other.
+"""Read a sharded model: each rank reads only its own rows of the files.
 
-The modules are made without memory, put in shards, and then filled. A rank never holds more of the
-model than its rows, one tensor's rows on their way from the file, and its buffers.
+The modules are made without memory, sharded, and then filled. A rank never holds more of the model
+than its rows, its buffers, and the rows of the tensor that it is reading.
 """
 
 import json
@@ -39,18 +39,18 @@ from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import find_base, is_adapter_folder
 
 INDEX = "model.safetensors.index.json"
-"""The file that lists the files of a model whose weights are in several."""
+"""The index of a model that has its weights in several files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
-    """A model in shards, and the weights of its head, which FSDP leaves alone."""
+    """A sharded model, and the weights of its head, which FSDP ignores."""
 
     language_model: LanguageModel
     head_weights: tuple[SharedWeight, ...]
 
     def open(self) -> AbstractContextManager[None]:
-        """Within the block, the model can be called as one of one process; all ranks call this."""
+        """Let the block call the model like a model of one process; all ranks call this."""
         return open_whole(self.language_model.model, self.head_weights)
 
 
@@ -63,12 +63,12 @@ def read_sharded_model(
     nodes: int = 1,
     decoding: str = "auto",
 ) -> ShardedModel | None:
-    """Read a model's rows of this rank, trainable as the recipe says; all ranks call this.
+    """Read this rank's rows of a model, trainable as the recipe says; all ranks call this.
 
-    Returns None if its files must be read as a whole, since they hold its weights in another form
-    than its modules. Raises ModelError if they do not belong to the model.
+    Returns None if the files must be read in full because they store the weights in a different
+    form than the modules. Raises ModelError if the files do not belong to the model.
     """
-    # An adapter that is merged changes full weights.
+    # Merging an adapter changes full weights.
     is_merged = is_adapter_folder(source) and not _has_adapters(config)
     if config.trust_remote_code or is_merged:
         return None
@@ -80,7 +80,8 @@ def read_sharded_model(
     if isinstance(config, StudentConfig) and config.lora is None:
         set_trainable(model, config, seed, source)
     language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
-    # The attention is exchanged while the classes are transformers' own; what it packs, below.
+    # The attention is replaced while the classes are still transformers' own. The packed length is
+    # set below.
     language_model = enable_packing(language_model, 1)
     weights = shard(language_model, build_mesh(device, nodes))
     weights = _allocate(model, weights, device)
@@ -95,8 +96,8 @@ def read_sharded_model(
             longest = find_max_packed_length(language_model)
             language_model = replace(language_model, max_packed_tokens=longest)
         language_model.check_split()
-        # Ranks learn by the program where a process with the whole model does. A shard decodes in no
-        # way: a captured graph would be nothing to it.
+        # Ranks train with the compiled program if a process with the full model would. A shard does
+        # not decode, so it needs no captured graph.
         if decoding in ("auto", "native") and can_decode_natively(language_model):
             language_model = replace(language_model, decoding=Decoding.NATIVE)
     return ShardedModel(language_model, weights)
@@ -134,7 +135,7 @@ def _build_on_meta(source: str, config: ModelConfig) -> PreTrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class _StoredWeight:
-    """A tensor of a file, of which any rows can be read."""
+    """A tensor in a file; any of its rows can be read."""
 
     path: Path
     key: str
@@ -169,9 +170,9 @@ def _list_file(path: Path) -> Iterator[_StoredWeight]:
 def _match_weights(
     model: PreTrainedModel, stored: Mapping[str, _StoredWeight]
 ) -> dict[str, _StoredWeight] | None:
-    """Return the stored tensor of each weight and saved buffer, None if one has another form.
+    """Return the stored tensor of each weight and saved buffer, or None if the form of one differs.
 
-    The names are those of `named_parameters` and `named_buffers`.
+    The names are the names in `named_parameters` and `named_buffers`.
     """
     rules = get_model_conversion_mapping(model, add_legacy=False)
     if any(isinstance(rule, WeightConverter) for rule in rules):
@@ -188,7 +189,7 @@ def _match_weights(
     matched: dict[str, _StoredWeight] = {}
     for key, tensor in tensors.items():
         candidates = [stored[name] for name in _spell_keys(model, names[key]) if name in stored]
-        # FSDP keeps no other tie than that of the head, and two copies may differ.
+        # FSDP only keeps the head tied; two copies of any other tied weight could become different.
         is_odd_tie = len(names[key]) > 1 and tensor is not getattr(head, "weight", None)
         if is_odd_tie or len(candidates) != 1 or candidates[0].shape != tensor.shape:
             return None
@@ -223,9 +224,9 @@ def _fill(model: PreTrainedModel, stored: Mapping[str, _StoredWeight], dtype: to
         rows = None
         if isinstance(parameter, DTensor):
             rows = find_rows(len(parameter), parameter.device_mesh)
-        # Rounded to the recipe's dtype first, as trainable weights of one process are.
+        # Round to the recipe's dtype first, as for the trainable weights of one process.
         get_local(parameter).copy_(stored[name].read(rows).to(dtype))
-        # transformers leaves it as it is when it computes the buffers.
+        # transformers does not initialize a weight with this flag when it computes the buffers.
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
     model.initialize_weights()
     for name, buffer in model.named_buffers():

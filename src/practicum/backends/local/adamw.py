@@ -1,4 +1,4 @@
-"""A step of AdamW with the settings that a training step hands over, and what it keeps."""
+"""Take a step of AdamW with the settings of a training step, and check its saved state."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +12,9 @@ from practicum.ports import AdamParams
 
 
 def take_step(optimizer: torch.optim.AdamW, params: AdamParams) -> None:
-    """Take one step along the gradients that are there; clipping is the caller's."""
+    """Take one step along the accumulated gradients; the caller has clipped them."""
     for group in optimizer.param_groups:
-        # Weights beside a model's own may have a pace of their own.
+        # Weights in addition to the model's may have a separate relative learning rate (`pace`).
         group.update(
             lr=params.learning_rate * group.get("pace", 1.0),
             betas=params.betas,
@@ -22,7 +22,7 @@ def take_step(optimizer: torch.optim.AdamW, params: AdamParams) -> None:
             weight_decay=params.weight_decay,
         )
     optimizer.step()
-    # The fused step changes weights without a word, and what is kept of weights goes by versions.
+    # The fused step does not raise the versions of the weights, and caches compare these versions.
     for group in optimizer.param_groups:
         increment_version(group["params"])
 

@@ -1,4 +1,4 @@
-"""Adapter folders in peft's format: merge one into its base, train one on, or write one.
+"""Merge, continue training or write adapter folders in peft's format.
 
 peft reads and writes the files. In between, an adapter is known by the name of the weight that it
 changes, because peft's names depend on how its wrappers are nested.
@@ -21,14 +21,14 @@ from practicum.text.tokenizers import UNREADABLE, shorten_error
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """Return the base model with an adapter folder's changes in new weights, not in its own."""
-    # In place, the merged weights would be those of every model that shares them.
+    """Return the base model with the adapter merged into new weights; the base does not change."""
+    # Merging in place would change every model that shares these weights.
     return _read_adapter(model, folder).merge_and_unload(safe_merge=True)  # type: ignore[operator]
 
 
 @torch.no_grad()
 def copy_adapter(folder: str, model: PreTrainedModel) -> None:
-    """Give the adapters of a model the values of those in a folder.
+    """Copy the values of an adapter folder into the adapters of a model.
 
     Raises ModelError if rank, scale or adapted weights differ, or if the folder holds more than
     plain low-rank adapters.
@@ -41,7 +41,7 @@ def copy_adapter(folder: str, model: PreTrainedModel) -> None:
     if not is_plain:
         raise ModelError(
             f"{folder}: holds more than plain low-rank adapters ({settings.peft_type}), which "
-            "cannot be trained on here; leave student.lora out, and it is merged into the weights"
+            "cannot be trained further here; leave student.lora out to merge it into the weights"
         )
     sources = dict(list_adapted_weights(saved.get_base_model()))
     trained = dict(list_adapted_weights(model))
@@ -69,7 +69,7 @@ def write_adapter(model: PreTrainedModel, base: str, folder: Path) -> None:
     layer = next(iter(trained.values()))
     experts = [name for name, adapter in trained.items() if isinstance(adapter, ParamWrapper)]
     maps = {name: adapter for name, adapter in trained.items() if name not in experts}
-    # peft takes a list of full names, and itself shortens it where a suffix is enough.
+    # peft accepts a list of full names, and shortens it itself if a suffix is enough.
     settings = LoraConfig(
         r=layer.r[ADAPTER_NAME],
         lora_alpha=layer.lora_alpha[ADAPTER_NAME],
@@ -80,7 +80,7 @@ def write_adapter(model: PreTrainedModel, base: str, folder: Path) -> None:
         base_model_name_or_path=base,
     )
     with warnings.catch_warnings():
-        # peft calls names of transformers that are deprecated, of which a user can change nothing.
+        # peft uses deprecated names of transformers, and a user cannot change that.
         warnings.simplefilter("ignore", FutureWarning)
         adapted = get_peft_model(_build_skeleton(model), settings, low_cpu_mem_usage=True)
     targets = dict(list_adapted_weights(adapted.get_base_model()))
@@ -120,7 +120,7 @@ def _check_same_adapters(
         size, saved_size = _describe_size(adapter), _describe_size(saved[name])
         if size != saved_size:
             raise ModelError(
-                f"{folder}: its adapter of {name} has {saved_size} and student.lora {size}; write the "
+                f"{folder}: its adapter of {name} has {saved_size} and student.lora {size}; set the "
                 f"adapter's numbers under student.lora, or {advice}"
             )
 
@@ -132,7 +132,7 @@ def _describe_size(adapter: LoraLayer) -> str:
 
 
 def _read_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
-    """Return the model with the adapter of a folder beside its weights."""
+    """Return the model with the folder's adapter next to its weights, unmerged."""
     with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         try:

@@ -22,7 +22,7 @@ from practicum.errors import ModelError
 from practicum.models.config import Lora
 
 PARTS = ("attention", "mlp")
-"""The halves of a layer: the part that mixes tokens, and the part that treats each token alone."""
+"""The halves of a layer: one mixes tokens, and the other treats each token separately."""
 
 MIXER_NAMES = ("attn", "attention", "mamba", "mixer", "conv", "temporal")
 """Parts of the names of modules that mix tokens."""
@@ -34,11 +34,11 @@ ADAPTER_NAME = "default"
 class ExpertAdapter(ParamWrapper):
     """A low-rank change of one weight of a mixture's experts.
 
-    The experts compute with the changed weight in place of the plain one.
+    The experts compute with the changed weight instead of the plain one.
     """
 
-    # peft swaps the weight by torch's parametrizations, whose cache all threads share: while a
-    # sampler's thread runs its experts, a trainer's thread would compute with an older step's
+    # peft swaps the weight with torch's parametrizations, and all threads share their cache: while
+    # a sampler's thread runs its experts, a trainer's thread would compute with an older step's
     # weights.
     def forward(self, x: Tensor, *routing: Tensor) -> Tensor:
         """Run the experts on `x` with the adapted weight."""
@@ -107,7 +107,7 @@ def get_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
         count = model.config.get_text_config().num_hidden_layers
         raise ModelError(
             f"{model.name_or_path}: its {count} layers were not found, so it can only be trained "
-            "as a whole; leave lora and trainable_layers out"
+            "in full; leave lora and trainable_layers out"
         )
     return layers
 
@@ -122,7 +122,7 @@ def is_linear_map(module: torch.nn.Module) -> bool:
 @torch.no_grad()
 def _is_plain_product(module: torch.nn.Linear) -> bool:
     """Return True if a class's own forward pass (Falcon's) gives the plain product."""
-    # Stand-ins of known values: the module may be on the meta device, without any weights.
+    # Use stand-in tensors with known values: the module may be on the meta device without weights.
     stand_ins = {
         name: _build_ramp(weight.shape) for name, weight in module.named_parameters(recurse=False)
     }
@@ -167,7 +167,7 @@ def _is_within(name: str, layers: list[int], parts: tuple[str, ...]) -> bool:
 
 
 def _find_maps_that_bypass_adapters(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the maps whose weights a module passes to a kernel, which would ignore an adapter.
+    """Return the maps with weights that a module passes to a kernel, which would ignore an adapter.
 
     A state-space mixer does so with all but its first map, on machines that have its kernels.
     """

@@ -1,4 +1,4 @@
-"""Attention over texts packed into one row: no padding, and each token sees only its own text.
+"""Attend over texts packed into one row: no padding, and each token sees only its own text.
 
 transformers calls an attention function registered under a name with every keyword that the model
 was called with. The function of this module takes a `layout`, which knows which tokens belong
@@ -65,8 +65,8 @@ def attend(
 ) -> Float[Tensor, "B H L e"]:
     """Compute scaled dot-product attention; `mask` is added to the scores."""
     groups = queries.shape[1] // keys.shape[1]
-    # Off the CPU only flash kernels take grouped heads: in 16 bits and without a mask. Others get
-    # a copy of the keys and values for each head.
+    # Except on the CPU, only flash kernels accept grouped heads, in 16 bits and without a mask.
+    # Other kernels get a copy of the keys and values for each head.
     is_flash = mask is None and queries.dtype in (torch.float16, torch.bfloat16)
     if groups > 1 and queries.device.type != "cpu" and not is_flash:
         keys, values = (heads.repeat_interleave(groups, 1) for heads in (keys, values))
@@ -110,7 +110,8 @@ def _attend_with_layout(  # noqa: PLR0913
 def _round_as_autocast(heads: Tensor) -> Tensor:
     """Return the heads in the dtype that autocast would give the attention kernel.
 
-    Norms of float32 leave queries and keys in float32: a KV store would keep them twice as wide.
+    Norms in float32 return queries and keys in float32, which would take twice the memory in a KV
+    store.
     """
     device = heads.device.type
     return (

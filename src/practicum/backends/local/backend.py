@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStudent(Student):
-    """A student whose modules are in this process."""
+    """A student with its modules in this process."""
 
     local_trainer: LocalTrainer
-    """The trainer of the modules; `trainer` is this one, or one that samples by an engine."""
+    """The trainer of the modules; `trainer` is the same object or samples with an engine."""
     loaded: LoadedModel
     engine_trainer: EngineTrainer | None = None
 
@@ -64,7 +64,7 @@ class LocalBackend(Backend):
         self._bases: dict[tuple[object, ...], LanguageModel] = {}
 
     def load_student(self, config: StudentConfig) -> LocalStudent:
-        """Load the student and make the weights trainable that the recipe names."""
+        """Load the student and make the weights that the recipe names trainable."""
         folder = prepare_folder(config, "student", self._context)
         record = record_files(config, folder, self._context)
         loaded = load_student(config, self._context.seed, folder, self._config.decoding)
@@ -115,7 +115,7 @@ class LocalBackend(Backend):
         )
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
-        """Load a body with one linear output, which learns beside the student."""
+        """Load a body with one linear output, which is trained in addition to the student."""
         folder = prepare_folder(config, name, self._context)
         record = record_files(config, folder, self._context)
         loaded = load_student(config, self._context.seed, folder, self._config.decoding)
@@ -130,14 +130,14 @@ class LocalBackend(Backend):
         )
 
     def build_sampler(self, student: Student) -> SamplingClient:
-        """Return a client that samples from the live weights, by the engine if there is one."""
+        """Return a client that samples from the live weights, with the recipe's engine if set."""
         local = _require_local(student)
         return (local.engine_trainer or local.local_trainer).build_sampling_client()
 
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> LocalSelfTeacher:
-        """Return a scorer whose weights start as the student's and follow them by `rule`."""
+        """Return a scorer that starts with the student's weights and follows them by `rule`."""
         return _require_local(student).local_trainer.build_self_teacher(rule)
 
     def save(self, student: Student, folder: Path) -> None:
@@ -145,14 +145,14 @@ class LocalBackend(Backend):
         write_stems(_require_local(student).local_trainer.save_state(), folder)
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
-        """Copy weights and moments to the host; return what writes the copy."""
+        """Copy weights and moments to the host; return a function that writes the copy."""
         state = _require_local(student).local_trainer.save_state()
         return partial(
             write_stems, {stem: copy_to_host(tensors) for stem, tensors in state.items()}
         )
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
-        """Restore what `save` wrote, without the moments if `moments` is False."""
+        """Restore a saved checkpoint, without the moments if `moments` is False."""
         optimizer = read_parts(folder, "optimizer") if moments else {}
         local = _require_local(student)
         local.local_trainer.load_state(
@@ -162,7 +162,7 @@ class LocalBackend(Backend):
             local.engine_trainer.mark_changed()
 
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
-        """Write a model folder with the adapters merged, or the adapters alone."""
+        """Write a model folder with the adapters merged, or only the adapters."""
         export(_require_local(student).loaded, folder, adapter=adapter)
 
 
@@ -191,17 +191,17 @@ def _require_local(student: Student) -> LocalStudent:
 
 
 def note_noise(config: StudentConfig, loaded: LoadedModel) -> None:
-    """Log that the model's config asks for dropout in training if the recipe leaves it off."""
+    """Log a note if the model's config asks for dropout and the recipe does not use it."""
     if not config.dropout and _is_noisy_in_training(loaded.language_model):
         log.info(
             f"student: the config of {loaded.source} asks for dropout or a router's noise in "
-            "training, which is left off; write student.dropout: true to learn with it"
+            "training, which is left off; set student.dropout: true to train with it"
         )
 
 
 @torch.no_grad()
 def _is_noisy_in_training(language_model: LanguageModel) -> bool:
-    """Return True if the model computes something else in training mode, tried on a short text."""
+    """Return True if the model's output on a short text differs in training mode."""
     model, device = language_model.model, language_model.device
     ids = torch.arange(1, 17, device=device)[None] % language_model.vocab_size
     mask = torch.ones_like(ids, dtype=torch.bool)

@@ -11,7 +11,7 @@ from practicum.types import FrozenConfig
 
 
 class MemoryConfig(FrozenConfig):
-    """Limits on memory. None of them changes a result by more than rounding."""
+    """Limits on memory. They change results only by rounding."""
 
     micro_batch_tokens: int | None = Field(
         default=None,
@@ -27,7 +27,7 @@ class MemoryConfig(FrozenConfig):
     chunk_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="tokens whose [., V] log-probabilities are held at once; none: 128 on a CPU, "
+        description="tokens with [., V] log-probabilities in memory at once; none: 128 on a CPU, "
         "1,024 on a GPU",
     )
     sampling_batch: int | None = Field(
@@ -37,8 +37,8 @@ class MemoryConfig(FrozenConfig):
     )
     decoding: Literal["auto", "native", "graph", "torch"] = Field(
         default="auto",
-        description="decode by the step that is compiled on first use (CPU), by a captured graph "
-        "(CUDA), or by torch's modules alone; auto: the fastest that machine and model allow",
+        description="decode with the step that is compiled on first use (CPU), with a captured "
+        "graph (CUDA), or only with torch's modules; auto: the fastest that works here",
     )
 
 
@@ -49,7 +49,7 @@ class Config(MemoryConfig):
     """True: checkpoints hold the student's weights."""
     adapter_alpha: ClassVar[float | None] = None
     not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
-    """Settings that may change when a run is resumed: they change nothing but rounding."""
+    """Settings that may change when a run is resumed: they only change rounding."""
     type: Literal["local"] = "local"
 
     def build_single(self) -> "Config":

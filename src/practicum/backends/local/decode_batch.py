@@ -1,10 +1,10 @@
 """Decode texts token by token over a KV cache; see `practicum.ports.DecodeBatch`.
 
 `SlotDecodeBatch` gives every text a slot of a store that is allocated once. A text that ends frees
-its slot for the next one at once, so no slot waits for the longest text, and nothing is padded.
-`PaddedDecodeBatch` serves models that cannot be packed (see
-`practicum.backends.local.packing.enable_packing`): texts start together, and the batch ends with
-its last one.
+its slot for the next text immediately, so no slot waits for the longest text, and nothing is
+padded. `PaddedDecodeBatch` serves models that cannot be packed (see
+`practicum.backends.local.packing.enable_packing`): texts start together, and the batch ends when
+its last text ends.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,8 +45,8 @@ def open_decode_batch(
 ) -> DecodeBatch:
     """Start decoding the prompts, `rows` at a time, with up to `new_tokens` new tokens each.
 
-    Prompts go on from the kept `texts`, and are kept in turn if they can be packed; these give
-    their states to the `recorder`. Raises ModelError if the model cannot be sampled from.
+    Prompts continue the kept `texts`. If the model can pack texts, new texts are kept too, and
+    their states go to the `recorder`. Raises ModelError if the model cannot be sampled from.
     """
     if language_model.no_sampling_reason:
         raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
@@ -93,7 +93,7 @@ class SlotDecodeBatch:
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
-        """Put up to `most` waiting prompts into free slots, prefilling them if needed."""
+        """Put up to `max_rows` waiting prompts into free slots, prefilling them if needed."""
         free_rows, recorder = self._job.rows - len(self._texts), self._job.recorder
         admitted = min(max_rows, free_rows, len(self._waiting))
         states = [] if self._hidden is None else [self._hidden]
@@ -118,7 +118,7 @@ class SlotDecodeBatch:
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
-        """Append one token to each row in `keep`, and drop the other rows."""
+        """Append one token to each row in `keep`, and drop all rows that are not in `keep`."""
         if self._job.kept is not None:
             self._keep_texts(self._job.kept, set(range(len(self._texts))).difference(keep))
         # A row never moves to a slot that a later row of `keep` still needs: see
@@ -157,7 +157,7 @@ class PaddedDecodeBatch:
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
-        """Prefill up to `most` waiting prompts, equal ones once; no row may be active."""
+        """Prefill up to `max_rows` waiting prompts, equal prompts once; no row may be active."""
         prompts = self._job.prompts[self._next : self._next + min(max_rows, self._job.rows)]
         if not prompts:
             return 0
@@ -177,14 +177,14 @@ class PaddedDecodeBatch:
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
-        """Append one token to each row in `keep`, and drop the other rows."""
+        """Append one token to each row in `keep`, and drop all rows that are not in `keep`."""
         assert self._state is not None, "a text is admitted before it is read on"
         tokens = tokens.to(self._job.device)
         if not keep:
             self._state = None
             return
         rows = torch.tensor(keep, device=tokens.device)
-        # Selecting copies the whole cache: skip it while every row goes on in its place.
+        # Selecting copies the whole cache: skip it while every row keeps its place.
         state = (
             self._state if list(keep) == list(range(len(tokens))) else _select(self._state, rows)
         )
@@ -230,7 +230,7 @@ def _select(state: _PaddedState, rows: Int[Tensor, " b"]) -> _PaddedState:
 
 
 def _select_rows(cache: Cache, rows: Int[Tensor, " b"]) -> None:
-    """Make the cache hold these of its rows, in this order; a row may occur several times."""
+    """Make the cache hold the selected rows, in the given order; a row may occur several times."""
     # transformers' beam search does this for every kind of layer: keys and values, convolutions,
     # recurrent states.
     cache.reorder_cache(rows)  # type: ignore[arg-type]

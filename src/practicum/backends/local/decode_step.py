@@ -1,4 +1,4 @@
-"""One decode step of texts in slots: store their keys and values, and read one token of each.
+"""Run one decode step for texts in slots: store keys and values, and read one token per text.
 
 `SlotStep` runs any model that can be packed, through transformers' own modules.
 `practicum.backends.local.native.NativeStep` runs some models as one compiled program.
@@ -23,16 +23,16 @@ from practicum.types import Sample
 
 PromptTokens = tuple[int, ...]
 Steps = Generator[None, None, list[Sample]]
-"""A running sampling call: it yields after each few tokens and prefill, and returns the completions."""
+"""A running sampling call; it yields between tokens and prefills, and returns the completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
     """The model, weights, prompts and limits of a decode batch.
 
-    At most `rows` texts decode at a time, none longer than `longest` tokens. With `kept`, a prompt
-    is read from where a kept text ends, and a text that ends is kept. `recorder` keeps states of
-    whole texts for later passes.
+    At most `rows` texts decode at a time, each with at most `longest` tokens. With `kept`, a prompt
+    that starts with a kept text is only read from its end on, and texts that end are kept.
+    `recorder` keeps the states of full texts for later passes.
     """
 
     language_model: LanguageModel
@@ -56,7 +56,7 @@ class DecodeJob:
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[LanguageModel]:
-        """Return the model, which computes with the prepacked overlay within the block."""
+        """Yield the model, which computes with the prepacked overlay within the block."""
         with self.language_model.weights(self.overlay), self.prepacked.use():
             yield self.language_model
 
@@ -73,19 +73,19 @@ class StepProgram(Protocol):
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
     ) -> None:
-        """Put a prompt's keys and values into a slot: those of all layers, at some indices."""
+        """Put a prompt's keys and values into a slot; `indices` selects its tokens in `states`."""
         ...
 
     def move_slot(self, source: int, slot: int, length: int) -> None:
-        """Copy a text of so many tokens to another slot."""
+        """Copy a text of `length` tokens to another slot."""
         ...
 
     def read_slot(self, slot: int, length: int) -> dict[int, LayerStates]:
-        """Return a copy of the keys and values of a text of so many tokens, by layer."""
+        """Return a copy of the keys and values of a text of `length` tokens, by layer."""
         ...
 
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row, and return the hidden states that predict the next ones.
+        """Append one token to each row; return the hidden states that predict the next tokens.
 
         `lengths` are the rows' lengths before that.
         """
@@ -108,7 +108,7 @@ def copy_heads(stores: Sequence[Float[Tensor, "R G M d"]], slot: int, length: in
 
 @dataclass(frozen=True, slots=True)
 class _DecodeStep:
-    """The layout of one decode step: each row's slot and next position, and the keys it may see.
+    """The layout of one decode step: each row's slot, next position and visible keys.
 
     `reach` is the number of leading positions that any row sees; `mask` hides the rest of each row.
     """
@@ -122,7 +122,7 @@ class _DecodeStep:
 class SlotStep:
     """The step through transformers' modules; see `StepProgram`.
 
-    The object is the `practicum.backends.local.attention.AttentionLayout` of its own steps.
+    The object implements `practicum.backends.local.attention.AttentionLayout` for its steps.
     """
 
     def __init__(self, job: DecodeJob) -> None:
@@ -148,7 +148,7 @@ class SlotStep:
                 stored[slot, :, : len(indices)] = heads[indices].transpose(0, 1)
 
     def move_slot(self, source: int, slot: int, length: int) -> None:
-        """Copy a text of so many tokens to another slot."""
+        """Copy a text of `length` tokens to another slot."""
         for stored in chain.from_iterable(self._stores.values()):
             stored[slot, :, :length] = stored[source, :, :length]
 
@@ -157,7 +157,7 @@ class SlotStep:
         return {layer: copy_heads(stores, slot, length) for layer, stores in self._stores.items()}
 
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row, and return the hidden states that predict the next ones."""
+        """Append one token to each row; return the hidden states that predict the next tokens."""
         positions = torch.tensor(lengths, device=self._job.device)
         self._step = _DecodeStep(
             slots=torch.arange(len(lengths), device=self._job.device),
@@ -169,7 +169,7 @@ class SlotStep:
             return model.forward_packed(tokens, positions, self)
 
     def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
-        """Return the logits of the next tokens by the prepacked head."""
+        """Return the logits of the next tokens, computed with the prepacked head."""
         return self._job.prepacked.head.logits(hidden)
 
     def attend(
@@ -187,8 +187,8 @@ class SlotStep:
         stored_keys, stored_values = self._stores[layer]
         stored_keys[step.slots, :, step.positions] = keys
         stored_values[step.slots, :, step.positions] = values
-        # The query heads of one group share a key, so they stand as several queries of that head:
-        # the attention kernel then reads every key once.
+        # The query heads of one group share a key, so pass them as several queries of one head: the
+        # attention kernel then reads every key once.
         grouped = queries.unflatten(1, (keys.shape[1], -1))
         visible = slice(0, len(step.slots)), slice(None), slice(0, step.reach)
         output = attend(grouped, stored_keys[visible], stored_values[visible], step.mask, scale)
@@ -197,7 +197,7 @@ class SlotStep:
     def _build_mask(
         self, positions: Int[Tensor, " B"], lengths: Sequence[int]
     ) -> Float[Tensor, "B 1 1 M"] | None:
-        """Return the mask of positions after each row's end; None if all are equally long."""
+        """Return the mask of positions after each row's end; None if all rows are equally long."""
         if len(set(lengths)) == 1:
             return None
         places = torch.arange(max(lengths) + 1, device=positions.device)

@@ -1,8 +1,8 @@
-"""Limits on the work done at once, by device.
+"""Limit the work done at once, by device.
 
-The caches of a processor hold the activations of about a thousand tokens, and more are no faster
-(`python -m benchmarks sizes`). A GPU needs about ten thousand to be busy, and each operation takes
-as long to start as hundreds of tokens take to compute.
+The caches of a processor hold the activations of about a thousand tokens, and larger passes are no
+faster (`python -m benchmarks sizes`). A GPU needs about ten thousand tokens to be busy, and
+starting an operation takes as long as computing hundreds of tokens.
 """
 
 import sys
@@ -15,14 +15,14 @@ from practicum.backends.local.config import MemoryConfig
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """The most tokens, rows and bytes at once where nothing else is asked for."""
+    """The default maximum numbers of tokens, rows and bytes at once."""
 
     scored_tokens: int
     """Tokens scored in one pass."""
     prefill_tokens: int
     """Tokens of waiting prompts in one prefill."""
     chunk_tokens: int
-    """Tokens whose [., V] log-probabilities are held at once."""
+    """Tokens with [., V] log-probabilities in memory at once."""
     graph_mib: int
     """Memory for the activations of a backward pass."""
     sampling_batch: int
@@ -48,14 +48,14 @@ ON_CPU = DeviceLimits(
 
 
 def find_limits(device: torch.device) -> DeviceLimits:
-    """Return a device's limits; they do not depend on the memory that happens to be free."""
+    """Return a device's limits; they do not depend on the memory that is currently free."""
     if device.type != "cuda":
         return ON_CPU
     return size_gpu(torch.cuda.get_device_properties(device).total_memory)
 
 
 def size_gpu(memory: int) -> DeviceLimits:
-    """Return the limits of a GPU with so many bytes."""
+    """Return the limits of a GPU with `memory` bytes."""
     return DeviceLimits(
         scored_tokens=16384,
         prefill_tokens=8192,
@@ -84,7 +84,7 @@ class TrainerLimits:
 
 
 def build_limits(device: torch.device, config: MemoryConfig | None = None) -> TrainerLimits:
-    """Return the limits that a recipe sets, and the device's own where it sets none."""
+    """Return the limits that a recipe sets, with the device's limits as defaults."""
     device_limits, settings = find_limits(device), config or MemoryConfig()
     return TrainerLimits(
         settings.micro_batch_tokens,

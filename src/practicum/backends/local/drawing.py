@@ -1,4 +1,4 @@
-"""Sample the next token of each row from its logits and from random numbers of its own stream."""
+"""Sample the next token of each row from its logits and its own random stream."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ from practicum.functional.truncation import sampling_logprobs
 from practicum.types import SampleRequest, SamplingParams
 
 VOCABULARY_BLOCK = 64
-"""The tokens in one block of the race; only the winning block's tokens race in turn."""
+"""The tokens in one block of the race; only the winning block runs a second round."""
 
 MAX_CACHED_ENTRIES = 2**19
-"""The most entries raced at once on a CPU: so many fit in its cache."""
+"""The largest number of entries raced at once on a CPU, so that they fit in its cache."""
 
 
 def open_random_stream(seed: int) -> torch.Generator:
@@ -27,7 +27,7 @@ def open_random_stream(seed: int) -> torch.Generator:
 
 
 def open_request_stream(request: SampleRequest, vocabulary: int) -> torch.Generator:
-    """Return the random stream of a request: where it continues one, as after its earlier tokens."""
+    """Return the random stream of a request, advanced past the tokens that it continues."""
     if request.continues is None:
         return open_random_stream(request.seed)
     seed, tokens = request.continues
@@ -38,9 +38,9 @@ def open_request_stream(request: SampleRequest, vocabulary: int) -> torch.Genera
 
 
 def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Float[Tensor, "B N"]:
-    """Draw the exponential variates with which one token of each completion is sampled.
+    """Draw the exponential variates for sampling one token of each completion.
 
-    Each row has one for every block of the vocabulary, and one for every token of a block.
+    Each row has one variate for every block of the vocabulary, and one for every token of a block.
     """
     noise = torch.empty(len(streams), count_exponentials(vocabulary), dtype=torch.float64)
     for row, stream in zip(noise, streams, strict=True):
@@ -49,7 +49,7 @@ def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Fl
 
 
 def count_exponentials(vocabulary: int) -> int:
-    """Return how many exponential variates one token takes."""
+    """Return the number of exponential variates per sampled token."""
     return -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK
 
 
@@ -67,7 +67,7 @@ def sample_tokens(
     noise: Float[Tensor, "B N"],
     library: NativeLibrary | None = None,
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Sample one token a row; by the compiled program if it is given.
+    """Sample one token per row, with the compiled program if it is given.
 
     Returns the tokens and their log-probabilities under the sampling distribution (after
     temperature, top-k and top-p, without banned tokens) and under the model's own distribution.
@@ -98,7 +98,7 @@ def sample_other_tokens(
     noise: Float[Tensor, "B N"],
     banned: Int[Tensor, " K"],
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Sample as `sample_tokens` does, but none of the banned tokens, which are on the device."""
+    """Sample as `sample_tokens` does, without the banned tokens, which are on the device."""
     allowed = logits.index_fill(-1, banned, -torch.inf)
     tokens, sampled, _ = sample_tokens(allowed, replace(params, banned_ids=frozenset()), noise)
     return tokens, sampled, _compute_untempered_logprobs(logits, tokens)
@@ -153,9 +153,9 @@ def sample_by_exponential_race(
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     """Sample a token of each row from the softmax of `scores`; never a token of probability 0.
 
-    Returns the tokens and their log-probabilities. Every candidate arrives after a time drawn from
-    the exponential distribution whose rate is its probability, and the first to arrive wins: it
-    wins with just that probability (the Gumbel trick, Maddison et al. 2014).
+    Returns the tokens and their log-probabilities. Every candidate arrives after an exponentially
+    distributed time, with its probability as the rate. The first candidate to arrive wins, which
+    happens with exactly its probability (the Gumbel trick, Maddison et al. 2014).
     """
     count, width = scores.shape
     rows = max(MAX_CACHED_ENTRIES // width, 1) if scores.device.type == "cpu" else max(count, 1)
@@ -167,11 +167,11 @@ def sample_by_exponential_race(
 def _race(
     scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    # Blocks race first, then the tokens of the winning block: 832 random numbers a token for a
-    # vocabulary of 49,152, where one per candidate would take all. Rounding that moves every
-    # probability by a share e changes the winner with a chance of about e. Inverting the cumulative
-    # distribution is as fast, but rounding moves every one of its boundaries, so the batch that a
-    # text shares would change many more tokens.
+    # Blocks race first, then the tokens of the winning block: this takes 832 random numbers per
+    # token for a vocabulary of 49,152, instead of 49,152. Rounding that changes every probability
+    # by a relative e changes the winner with a probability of about e. Inverting the cumulative
+    # distribution is as fast, but rounding moves all of its boundaries, so the other texts of a
+    # batch would change many more tokens.
     count, width = scores.shape
     blocks = -(-width // VOCABULARY_BLOCK)
     weights = torch.softmax(scores, dim=-1)

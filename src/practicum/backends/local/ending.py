@@ -1,4 +1,4 @@
-"""The end of a model without its body: the last norm and the head, read from the model's folder."""
+"""Read the last norm and the head of a model from its folder, without its body."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,22 +30,22 @@ class LocalEnding:
 
     @torch.no_grad()
     def finish(self, stream: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
-        """Return the hidden states that the head reads, from what the last layer gave out."""
+        """Return the hidden states that the head reads, computed from the last layer's output."""
         states = stream.to(self.head.weight.device, torch.float32)
         return states if self.norm is None else self.norm(states)
 
 
 def load_ending(config: ModelConfig) -> LocalEnding:
-    """Read the end of a model in float32, and nothing else of it. Raises ModelError."""
+    """Read only the last norm and the head of a model, in float32. Raises ModelError."""
     files = open_files(config)
     if is_adapter_folder(files.source):
         raise ModelError(
-            f"{files.source}: an adapter has no end of its own; merge it into a model folder first, "
+            f"{files.source}: an adapter has no last norm and no head; merge it into a model folder first, "
             "as the server did"
         )
     described = AutoConfig.from_pretrained(files.source, trust_remote_code=config.trust_remote_code)
     with torch.device("meta"):
-        # The modules of the whole model, none of which has memory until its weights are read.
+        # The modules of the full model; a module has no memory until its weights are read.
         model: Any = AutoModelForCausalLM.from_config(
             described, dtype=torch.float32, trust_remote_code=config.trust_remote_code
         )
@@ -59,7 +59,7 @@ def load_ending(config: ModelConfig) -> LocalEnding:
             read = _read_weight(files.source, names[id(weight)]).to(files.device, torch.float32)
             if read.shape != weight.shape:
                 raise ModelError(
-                    f"{files.source}: {names[id(weight)][0]} is of {tuple(read.shape)}, and "
+                    f"{files.source}: {names[id(weight)][0]} has shape {tuple(read.shape)}, and "
                     f"config.json says {tuple(weight.shape)}; the files do not belong together"
                 )
             setattr(module, key, torch.nn.Parameter(read, requires_grad=False))
@@ -68,9 +68,9 @@ def load_ending(config: ModelConfig) -> LocalEnding:
 
 
 def _find_norm(model: PreTrainedModel, source: str) -> torch.nn.Module | None:
-    """Return the norm after the last layer, None for a body that ends without one."""
+    """Return the norm after the last layer, or None for a body without a last norm."""
     children = [child for _, child in find_body(model).named_children()]
-    # A norm is a child of the body itself with one vector, or two, and no layer within.
+    # A norm is a direct child of the body that has one or two vectors and contains no layer.
     norms = [
         child
         for child in children
@@ -80,8 +80,8 @@ def _find_norm(model: PreTrainedModel, source: str) -> torch.nn.Module | None:
     ]
     if len(norms) > 1:
         raise ModelError(
-            f"{source}: {type(model).__name__} has {len(norms)} norms beside its layers, and which "
-            "one is the last is not known; leave teacher.states out"
+            f"{source}: {type(model).__name__} has {len(norms)} norms outside its layers, and "
+            "it is unknown which is the last; leave teacher.states out"
         )
     return norms[0] if norms else None
 

@@ -1,4 +1,4 @@
-"""The local student behind an engine: its weights by name, and a rehearsal with others."""
+"""Connect the local student to an engine: weights by name, and a rehearsal with noisy weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ REHEARSAL_NOISE, SMALLEST_NOISE = 0.3, 0.02
 def open_engine_trainer(
     trainer: LocalTrainer, loaded: LoadedModel, choice: EngineChoice, context: BackendContext
 ) -> EngineTrainer | None:
-    """Return a trainer whose student samples by the engine of the recipe; None if it declines."""
+    """Return a trainer that samples with the recipe's engine; None if the engine declines."""
     live = trainer.build_sampling_client()
     keeper = open_keeper(loaded, choice, live)
     if keeper is None:
@@ -41,7 +41,7 @@ def open_engine_trainer(
 def open_keeper(
     loaded: LoadedModel, choice: EngineChoice, live: LocalSampler
 ) -> WeightKeeper | None:
-    """Start the engine of the recipe with the weights of `live`; None if it declines."""
+    """Start the recipe's engine with the weights of `live`; return None if the engine declines."""
     model = loaded.language_model
     dtype = torch.bfloat16 if model.autocast else model.model.dtype
     max_tokens = min(choice.max_tokens, loaded.context_length)
@@ -67,9 +67,10 @@ def open_keeper(
 
 
 def write_config(loaded: LoadedModel, folder: Path) -> None:
-    """Write the model's `config.json`, with the class that other programs read it for."""
+    """Write the model's `config.json`, including the class name that other programs read."""
     model = loaded.language_model.model
-    # A model that was built from a config, as ours may be, does not name its own class there.
+    # The config of a model that was built from a config, as from-scratch models are, does not name
+    # the class.
     config = type(model.config).from_dict(model.config.to_dict())
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
@@ -79,7 +80,7 @@ def write_config(loaded: LoadedModel, folder: Path) -> None:
 def gather_weights(client: SamplingClient) -> dict[str, Tensor]:
     """Return all weights of a sampler by their names in a model folder, adapters merged.
 
-    Weights without adapters are the live ones and no copies; tied ones are there twice.
+    Weights without adapters are the live tensors, not copies. Tied weights are listed twice.
     """
     assert isinstance(client, LocalSampler), "an engine is given the samplers of its backend"
     with client.language_model.weights(client.overlay):
@@ -97,7 +98,7 @@ def add_noise(client: LocalSampler) -> LocalSampler:
 
 
 def _add_noise(weight: Tensor, stream: torch.Generator) -> Tensor:
-    """Return a copy with noise; zeros and ones, as of new adapters and norms, change too."""
+    """Return a copy with noise; constant tensors, such as new adapters and norms, change too."""
     scale = REHEARSAL_NOISE * weight.float().std(correction=0).clamp(min=SMALLEST_NOISE).item()
     noise = torch.randn(weight.shape, generator=stream).to(weight)
     return weight + scale * noise

@@ -1,7 +1,7 @@
 """Export a model folder that transformers and other engines load.
 
 Adapters are merged, weights are in safetensors files, and the tokenizer is next to them. A folder
-appears under its name only after it has been read again and compared with the student.
+gets its final name only after it has been read again and compared with the student.
 """
 
 import copy
@@ -27,7 +27,7 @@ from practicum.models.sources import find_base
 
 
 def export(loaded: LoadedModel, folder: Path, *, adapter: bool = False) -> None:
-    """Write the model folder; it appears under its name only when it is complete and checked.
+    """Write the model folder; it gets its final name only when it is complete and checked.
 
     With `adapter`, write the adapters in peft's format and no model. Raises ModelError if the model
     has no adapters or the written folder holds another model, and ResourceError if the folder
@@ -68,7 +68,7 @@ def _write_model(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _describe(model: PreTrainedModel) -> PretrainedConfig:
-    """Return the model's config with `tie_word_embeddings` as the weights are tied."""
+    """Return the model's config with a `tie_word_embeddings` that matches the weights."""
     # transformers reads a folder with both matrices as a model with a separate head even if its
     # config ties them. Other engines would drop the head.
     config = copy.deepcopy(model.config)

@@ -1,7 +1,7 @@
 """Compare a written model or adapter folder with the student that it was written from.
 
-The folder is read as every model folder is, once, into the memory of the CPU: next to the student,
-this takes the size of the exported weights. Both models then score one short text.
+The folder is read once, like every model folder, into CPU memory: in addition to the student, this
+takes the size of the exported weights. Both models then score one short text.
 """
 
 from dataclasses import replace
@@ -28,20 +28,21 @@ PROBE_TOKENS = 128
 """The longest probe, in tokens."""
 
 SPREAD_TOKENS = 32
-"""Tokens in equal steps through the vocabulary, which follow the tokens of the text."""
+"""The number of tokens, in equal steps through the vocabulary, that follow the text."""
 
 EXACT_TOLERANCE = 1e-5
 """The largest divergence in float32, in nats per token.
 
 Adding an adapter to its weights rounds them: 6e-9 in a model of 30 layers. All other exports hold
-the student's own numbers. A change of all weights by 1e-3 is 6e-3 nats there.
+exactly the student's numbers. For comparison, changing all weights of that model by 1e-3 gives 6e-3
+nats.
 """
 
 ROUNDED_TOLERANCE = 0.05
 """The largest divergence in bfloat16, in nats per token.
 
-A merged weight is rounded to 8 bits, and so is each product: 2e-3 in a model of 30 layers. Where
-such roundings choose other experts, a token can take ten times as much.
+A merged weight is rounded to 8 bits, and so is each product: 2e-3 in a model of 30 layers. If
+rounding changes the chosen experts, the divergence of a token can be ten times as large.
 """
 
 
@@ -49,7 +50,7 @@ def check_export(loaded: LoadedModel, folder: Path) -> None:
     """Raise ModelError unless a written folder has the student's tokens and log-probabilities."""
     student = loaded.language_model
     dtype = "bfloat16" if student.model.dtype == torch.bfloat16 else "float32"
-    # The folder's Python code is the student's, which has run.
+    # The folder's Python code is the student's code, which has already run.
     is_allowed = student.model.is_remote_code()
     config = ModelConfig(model=str(folder), dtype=dtype, device="cpu", trust_remote_code=is_allowed)
     with show_wait("reading it again to compare it with the student"):
@@ -62,7 +63,7 @@ def check_export(loaded: LoadedModel, folder: Path) -> None:
         exported = replace(exported, autocast=student.autocast)
         divergence = _measure_divergence(student, exported, probe)
     tolerance = EXACT_TOLERANCE if student.is_exact else ROUNDED_TOLERANCE
-    # `not <=` and not `>`: a divergence that is not a number is refused too.
+    # `not <=` instead of `>`: NaN is refused too.
     if not divergence <= tolerance:
         raise ModelError(
             f"the written model is not the trained student of {loaded.source} (KL divergence "

@@ -1,8 +1,8 @@
 """Differentiate a loss of target tokens' log-probabilities: the Tinker API's forward_backward.
 
 Each position has K target tokens, which need not include the next token. The [T, V] matrix of all
-positions is never in memory. A batch is cut into micro-batches as `LocalTrainer` cuts it; the loss
-is a sum, so the cuts change nothing but rounding.
+positions is never in memory. A batch is split into micro-batches as in `LocalTrainer`; the loss is
+a sum, so splitting only changes rounding.
 """
 
 import math
@@ -29,8 +29,8 @@ def forward_backward_targets(
 ) -> GivenResult:
     """Add the gradient of the summed loss to the accumulated gradients; `seed` seeds dropout.
 
-    Raises NumericError if a loss is not a number. The accumulated gradients then stay as they were,
-    as they do if no target is supervised.
+    Raises NumericError if a loss is not a number. The accumulated gradients do not change then, nor
+    if no target is supervised.
     """
     with trainer.add_gradients(), torch.enable_grad():
         plan = trainer.plan_micro_batch(max(len(datum.tokens) for datum in datums) + 1)
@@ -39,7 +39,7 @@ def forward_backward_targets(
         with activation_checkpointing(trainer.language_model, plan.recompute):
             result = _run_micro_batches(trainer, datums, plan, train=True)
         if not result.supervises:
-            # A gradient of zeros would still move the weights, by momentum and weight decay.
+            # A gradient of zeros would still change the weights, through momentum and weight decay.
             trainer.language_model.model.zero_grad(set_to_none=True)
     return result
 
@@ -58,7 +58,8 @@ def _run_micro_batches(
     model = trainer.language_model
     head = model.head()
     texts_logprobs, losses, supervises = [], [], False
-    # Every position predicts, also the last one: token 0 stands for the token after the text.
+    # Every position predicts, including the last: token 0 is a placeholder for the token after the
+    # text.
     requests = [ScoreRequest(datum.tokens[:1], (*datum.tokens[1:], 0)) for datum in datums]
     for micro_batch in split_by_tokens(requests, plan.tokens, model.max_packed_tokens):
         hidden = compute_hidden_states(model, requests[micro_batch])
@@ -109,7 +110,8 @@ def _compute_loss(
             gradient[piece] = states.grad
         logprobs.append(chosen.detach())
         losses.append(loss.detach().double())
-    # Read from the device once a text: after each chunk the program would wait for the device.
+    # Read from the device once per text; reading after each chunk would wait for the device each
+    # time.
     return torch.cat(logprobs).cpu(), torch.stack(losses).sum().item()
 
 

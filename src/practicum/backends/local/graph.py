@@ -1,9 +1,9 @@
 """Measure the memory of a backward pass, and plan micro-batches that fit in a budget.
 
-The activations that autograd saves of the student's body grow with the tokens of a micro-batch. A
-short forward pass measures the bytes per token. From these follow the tokens that fit in a given
+The activations that autograd saves in the student's body grow with the tokens of a micro-batch. A
+short forward pass measures the bytes per token. They determine how many tokens fit in a given
 memory, and whether layers must be recomputed in the backward pass (activation checkpointing, arXiv
-1604.06174). The plan does not depend on the memory that happens to be free.
+1604.06174). The plan does not depend on the memory that is currently free.
 """
 
 import sys
@@ -23,7 +23,7 @@ from practicum.costs import GraphPlan
 from practicum.types import ScoreRequest
 
 PROBE_TOKENS = 96
-"""The tokens of the measured text. A third of it is measured too, so that fixed costs cancel."""
+"""The tokens of the measured text. A third of it is also measured, so that fixed costs cancel."""
 
 MAX_CPU_TOKENS = 1024
 """The largest useful micro-batch on a CPU: beyond it, activations no longer fit in the caches."""
@@ -32,7 +32,7 @@ MAX_CPU_TOKENS = 1024
 def plan_micro_batch(
     language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int
 ) -> GraphPlan:
-    """Plan the largest micro-batch whose activations fit in `budget` bytes.
+    """Plan the largest micro-batch with activations that fit in `budget` bytes.
 
     It holds at least the `longest` text, in tokens; layers are recomputed if that text does not
     fit.
@@ -42,7 +42,8 @@ def plan_micro_batch(
     layers = len(find_layers(language_model.model) or ())
     recompute = fitting < longest and layers >= 2
     if recompute:
-        # Then every layer saves its input, and only one layer's activations exist at a time.
+        # With recomputation, every layer saves only its input, and only one layer's activations
+        # exist at a time.
         config = language_model.model.config.get_text_config()
         input_bytes = config.hidden_size * language_model.model.dtype.itemsize
         fitting = budget // (layers * input_bytes + bytes_a_token // layers)
@@ -70,13 +71,14 @@ def activation_checkpointing(
 
 
 def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
-    """Return the bytes that autograd saves for one text of so many tokens, without the weights."""
+    """Return the bytes that autograd saves for one text of `tokens` tokens, without the weights."""
     weights = _find_addresses(language_model.model.parameters())
     layers = find_layers(language_model.model) or ()
     owners = {part: layer for layer in layers for part in layer.modules() if part is not layer}
     current: torch.nn.Module = language_model.model
     saved: dict[int, int] = {}
-    # Storages are told apart by address, so none may be freed and reused meanwhile.
+    # Storages are identified by address, so no storage may be freed and reused during the
+    # measurement.
     aliases: list[Tensor] = []
 
     def look(module: torch.nn.Module, _: object) -> None:
@@ -86,7 +88,7 @@ def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        # A model in shards gathers a layer's weights when it computes, and frees them after it.
+        # A sharded model gathers a layer's weights before it computes, and frees them afterwards.
         if address not in weights and address not in _find_addresses(current.parameters()):
             saved[address] = storage.nbytes()
         # Detached: a graph that held its own outputs would never be freed.
@@ -103,6 +105,6 @@ def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
 
 
 def _find_addresses(parameters: Iterable[torch.nn.Parameter]) -> set[int]:
-    """Return the addresses of weights, of those in shards this rank's rows."""
+    """Return the addresses of weights; of a sharded weight, the address of this rank's rows."""
     local = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
     return {weight.untyped_storage().data_ptr() for weight in local}

@@ -1,8 +1,8 @@
 """Keep a teacher's hidden states in the host's memory until the student learns from them.
 
-The states of all rollouts of a step wait for the update, which reads those of one pass at a time.
-On a device they take the room of weights and activations: 8 KB a token for a teacher 4,096 wide in
-bfloat16, 137 GB for 16 million tokens.
+The states of all rollouts of a step wait for the update, which reads them one pass at a time. On a
+device they would take memory from weights and activations: 8 KB per token for a teacher of width
+4,096 in bfloat16, 137 GB for 16 million tokens.
 """
 
 from dataclasses import dataclass
@@ -29,23 +29,24 @@ class HostStates:
     def fetch(self) -> Float[Tensor, "T D"]:
         """Copy the states to the device; the program does not wait for a copy from pinned memory.
 
-        It has its turn among the device's operations. A token's 8 KB take 0.3 microseconds at 25
-        GB/s, and tens of microseconds are learned from them, so no second stream is worth it.
+        The copy is queued with the device's other operations. Copying a token's 8 KB takes 0.3
+        microseconds at 25 GB/s and training on the token takes tens of microseconds, so a second
+        stream is not worth it.
         """
         return self.numbers.to(self.device, non_blocking=True)
 
 
 class HostStore:
-    """Decides where the states of a call wait: the first `device_bytes` of them on their device."""
+    """Decide where to store the states of a call: the first `device_bytes` stay on their device."""
 
     def __init__(self, device: torch.device, device_bytes: int) -> None:
         self._device = device
         self._left = device_bytes
 
     def store_pass(self, states: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
-        """Return a pass's states, on the host if there is no room for all of them on the device.
+        """Return a pass's states, on the host if they do not all fit on the device.
 
-        One transfer moves all texts of the pass, and waits until the device has computed them.
+        One transfer moves the states of all texts of the pass, after the device has computed them.
         """
         self._left -= states.nbytes
         if self._device.type == "cpu" or self._left >= 0:
@@ -54,7 +55,7 @@ class HostStore:
         return numbers.copy_(states)
 
     def wrap_text(self, states: Float[Tensor, "T D"]) -> Float[Tensor, "T D"] | HostStates:
-        """Return one text's part of a stored pass as a signal holds it."""
+        """Return one text's part of a stored pass in the form that a signal holds."""
         if states.device.type == self._device.type:
             return states
         return HostStates(states, self._device, bool(torch.isfinite(states).all()))

@@ -1,4 +1,4 @@
-"""Hold models of this process for a service; see `practicum.ports.hosting`."""
+"""Host models in this process for a service; see `practicum.ports.hosting`."""
 
 from collections.abc import Generator, Mapping, Sequence
 
@@ -29,7 +29,7 @@ class LocalReader:
     def draw(
         self, requests: Sequence[SampleRequest], params: SamplingParams, weights: Weights
     ) -> Generator[None, None, list[Sample]]:
-        """Sample one completion a request, as many at once as the device allows."""
+        """Sample one completion per request, as many at once as the device allows."""
         longest = max(len(request.prompt_tokens) for request in requests) + params.max_new_tokens
         rows = _count_rows(self._model, longest)
         return LocalSampler(self._model, weights or {}, rows).run_steps(requests, params)
@@ -130,7 +130,7 @@ def add_shared_adapters(
 
 
 def _count_rows(model: LanguageModel, longest: int) -> int:
-    """Return how many texts of that length decode at once within the device's limits, at least 1."""
+    """Return how many texts of length `longest` the device can decode at once, at least 1."""
     dims, limits = measure_dims(model), find_limits(model.device)
     token_bytes = 2 * dims.layers * dims.kv_heads * dims.head_dim * model.model.dtype.itemsize
     return min(max(limits.service_bytes // (token_bytes * longest), 1), limits.service_rows)

@@ -1,7 +1,7 @@
-"""Keep the keys and values of texts that go on, such as conversations, from call to call.
+"""Keep the keys and values of texts that later calls continue, such as conversations.
 
-A turn of a conversation begins with all of its earlier ones. With their keys and values at hand, a
-call reads only what is new: the last sampled token, which was never read, and the reply to it.
+A turn of a conversation begins with all earlier turns. If their keys and values are kept, a call
+only reads the new tokens: the last sampled token, which was never read, and the reply to it.
 """
 
 from collections import Counter, OrderedDict
@@ -18,24 +18,25 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.costs.segments import find_longest_beginning
 
 MAX_BYTES = 2**30
-"""The most bytes of keys and values that are kept; texts beyond it are read again."""
+"""The maximum number of bytes of kept keys and values; texts beyond it are read again."""
 
 
 class KeptTexts:
-    """The keys and values of texts of one model, whose weights must not change meanwhile.
+    """The keys and values of texts of one model; its weights must not change in the meantime.
 
-    The text that was used longest ago goes first if there is no more room.
+    The least recently used text is dropped first if there is no more room.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._texts: OrderedDict[tuple[int, ...], PrefixStates] = OrderedDict()
-        # Counted as texts come and go: a look at all of them for each would be quadratic.
+        # Counted when texts are added and dropped: scanning all texts for each text would be
+        # quadratic.
         self._lengths: Counter[int] = Counter()
 
     def find(self, prompt: tuple[int, ...]) -> PrefixStates | None:
-        """Return the longest kept text with which a longer prompt begins, if there is one."""
+        """Return the longest kept text that is a prefix of a longer prompt, if there is one."""
         beginning = find_longest_beginning(prompt, self._texts, self._lengths)
         if beginning is None:
             return None
@@ -43,7 +44,7 @@ class KeptTexts:
         return self._texts[beginning]
 
     def keep(self, text: PrefixStates) -> None:
-        """Keep a text in the place of the one that it goes on from."""
+        """Keep a text, and drop the kept text that it continues."""
         shorter = self.find(text.tokens)
         if shorter is not None:
             self._drop(shorter.tokens)
@@ -75,10 +76,10 @@ class Continuation:
 
 
 class ContinuedBatch:
-    """Continuations of texts in one row of tokens, each of which attends to its own text.
+    """Continuations of texts in one row of tokens; each token only attends to its own text.
 
     Implements `practicum.backends.local.attention.AttentionLayout`. `kv_by_layer` collects the keys
-    and values of the whole texts, end to end; text i has the part `parts[i]` of them.
+    and values of the whole texts, end to end; `parts[i]` is the part of text i.
     """
 
     def __init__(self, texts: Sequence[Continuation], device: torch.device) -> None:
@@ -111,8 +112,8 @@ class ContinuedBatch:
         dropout: float,
     ) -> Float[Tensor, "T H e"]:
         """Compute one layer's attention text by text, and collect the keys and values."""
-        # Texts are few beside the tokens of a turn: padding them all to the longest history would
-        # copy more than a call of attention for each costs.
+        # There are few texts compared with the tokens of a turn: padding all texts to the longest
+        # history would cost more for copies than one attention call per text.
         outputs: list[Tensor] = []
         states_by_text: list[LayerStates] = []
         for text, row in zip(self._texts, self._rows, strict=True):
@@ -131,7 +132,7 @@ class ContinuedBatch:
 
 
 def _build_mask(past: int, queries: Float[Tensor, "T H d"]) -> Float[Tensor, "1 1 T M"] | None:
-    """Return the mask of queries that each see `past` keys and those up to their own."""
+    """Return the mask of queries that each see `past` keys and all later keys up to their own."""
     count = len(queries)
     if count == 1:
         return None

@@ -25,17 +25,17 @@ CONTEXT_LENGTH_KEYS = (
     "seq_length",
     "n_ctx",
 )
-"""The config keys that hold the context length in tokens, the most common one first."""
+"""The config keys that hold the context length in tokens, the most common key first."""
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-"""The names of the cache that bodies are given and return; the first since transformers 5.24."""
+"""The names of the cache of bodies; the first is used since transformers 5.24."""
 
 UNBOUNDED = 1 << 20
 """The context length of models without a table of positions (Mamba, ALiBi)."""
 
 
 class Decoding(StrEnum):
-    """The ways in which a model decodes; each one's tokens differ from the others' by rounding."""
+    """The implementations of decoding; their tokens differ only by rounding."""
 
     TORCH = "torch"
     """Transformers' modules."""
@@ -49,15 +49,16 @@ class Decoding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """An `AutoModelForCausalLM` with what this backend knows about it.
+    """An `AutoModelForCausalLM` with the facts that this backend has measured about it.
 
     `vocab_size` counts the tokenizer's tokens, not the rows of the embedding. Texts of at most
     `max_packed_tokens` tokens can be packed (see
     `practicum.backends.local.packing.enable_packing`). `no_sampling_reason` explains why the model
     cannot be sampled from; it is empty if it can (see `practicum.backends.local.trial`). The
-    `tokenizer` decodes completions that stop at texts. `decoding` is the way in which completions
-    are sampled. `longest_text` is the longest text in tokens that the model's rotary frequencies
-    serve, None if they do not depend on length (see `practicum.backends.local.rotary`).
+    `tokenizer` decodes completions that stop at texts. `decoding` is the implementation that
+    samples completions. `longest_text` is the longest text, in tokens, for which the model's rotary
+    frequencies are fixed; None if they do not depend on length (see
+    `practicum.backends.local.rotary`).
     """
 
     model: PreTrainedModel
@@ -109,9 +110,9 @@ class LanguageModel:
 
     @property
     def row_limit(self) -> int | None:
-        """The most tokens of a row that may have padding or several texts; None if any number may.
+        """The maximum tokens of a row with padding or several texts; None without a limit.
 
-        Llama 4 scales queries by their place in the row, from `floor_scale` tokens on.
+        Llama 4 scales queries by their position in the row, starting at `floor_scale` tokens.
         """
         described = self.model.config.get_text_config().to_dict()
         scale = described.get("floor_scale") if described.get("attn_temperature_tuning") else None
@@ -119,7 +120,7 @@ class LanguageModel:
 
     @property
     def is_recurrent(self) -> bool:
-        """True if a layer keeps a recurrent state in place of keys and values of each token."""
+        """True if a layer keeps a recurrent state instead of keys and values for each token."""
         layers = DynamicCache(config=self.model.config).layers
         return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
@@ -150,8 +151,8 @@ class LanguageModel:
     ) -> tuple[Float[Tensor, "B L D"], Cache]:
         """Continue cached texts; return the new tokens' last hidden states and the longer cache.
 
-        `attention_mask` covers the cached tokens too (M = cached + L). Without a cache the model
-        makes one of its own kind. Raises ModelError if the model does not use a transformers cache.
+        `attention_mask` also covers the cached tokens (M = cached + L). Without a cache the model
+        creates a suitable one. Raises ModelError if the model does not use a transformers cache.
         """
         body, length = find_body(self.model), input_ids.shape[1]
         parameters = inspect.signature(body.forward).parameters
@@ -167,9 +168,7 @@ class LanguageModel:
                 **({name: cache} if name else {}),
             )
         if name is None or not isinstance(output.get(name), Cache):
-            raise ModelError(
-                f"{type(body).__name__} keeps what it has read in no cache of transformers"
-            )
+            raise ModelError(f"{type(body).__name__} does not use a transformers cache")
         return output.last_hidden_state, output[name]
 
     def forward_packed(
@@ -180,7 +179,7 @@ class LanguageModel:
             output = find_body(self.model)(
                 input_ids=input_ids[None],
                 position_ids=positions[None],
-                # transformers takes a mask with four axes as it is and builds no causal mask.
+                # transformers does not change a mask with four axes, and builds no causal mask.
                 attention_mask=input_ids.new_zeros(1, 1, 1, 1),
                 use_cache=False,
                 layout=layout,
@@ -194,7 +193,7 @@ class LanguageModel:
         config = self.model.config.get_text_config().to_dict()
         multiplier = config.get("logit_scale") or config.get("lm_head_multiplier")
         scale = multiplier or 1.0 / (config.get("logits_scaling") or 1.0)
-        # Weights that learn are float32: their products take a copy that is rounded once a call.
+        # Trained weights are float32: their products use a copy that is rounded once per call.
         is_rounded = self.autocast and layer.weight.dtype == torch.float32
         rows = layer.weight.detach()[: self.vocab_size]
         return Head(
@@ -234,10 +233,10 @@ class LanguageModel:
 
     @contextlib.contextmanager
     def weights(self, overlay: Mapping[str, Tensor]) -> Iterator[None]:
-        """Give parameters the overlay's values within the block, by name; then restore them."""
+        """Give parameters the overlay's values by name within the block, then restore them."""
         # Swap `.data`, not the parameter: modules, tied weights and the optimizer keep their
         # references, and nothing is copied. Every thread that uses these modules sees the overlay,
-        # so no other thread may run them meanwhile: a snapshot for sampling ahead has its own
+        # so no other thread may run them in the meantime. A snapshot for sampling ahead has its own
         # modules.
         parameters = dict(self.model.named_parameters()) if overlay else {}
         live = {name: parameters[name].data for name in overlay}
@@ -253,7 +252,8 @@ class LanguageModel:
 @contextlib.contextmanager
 def patch_forwards(forwards: Mapping[torch.nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
     """Replace the modules' forward functions within the block."""
-    # An entry of the instance's dict wins over the class; a block around this one may have made one.
+    # An entry in the instance's dict overrides the class; an enclosing block may have added an
+    # entry.
     outer = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
@@ -272,7 +272,7 @@ def _count_positions(attention_mask: Bool[Tensor, "B M"]) -> Int[Tensor, "B M"]:
 
 
 def find_body(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the part of a model that computes the last hidden states: all but the head."""
+    """Return the part of a model that computes the last hidden states: all except the head."""
     # transformers finds the body by an attribute's name and returns the full model if a class uses
     # another name (Llama 4).
     if model.base_model is not model:

@@ -15,12 +15,13 @@ from practicum.backends.local.prepared import list_linear_maps
 from practicum.backends.local.quantising import has_fewer_bits
 
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""The kinds of rotary embedding whose angles do not depend on the length of the text."""
+"""The kinds of rotary embedding with angles that do not depend on the length of the text."""
 
 KNOWN_LAYER_SETTINGS = {"layer_types": {"full_attention", "sliding_attention"}}
-"""The settings that may differ between layers, with the values that the programs know.
+"""The settings that may differ between layers, with the values that the programs support.
 
-They only read texts within the shortest window, where both types of layer compute the same.
+The programs only read texts within the shortest window, where both types of layer give the same
+result.
 """
 
 MAPS = (
@@ -60,19 +61,21 @@ class LlamaWeights:
 
 @torch.no_grad()
 def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWeights | None:
-    """Return the weights of a model whose body's parameters have the names of Llama's, or None.
+    """Return the weights of a model if its body has Llama's parameter names, or None.
 
     Queries, keys, values and outputs may have biases (Qwen2), and queries and keys a norm of each
-    head (Qwen3). Names only propose: a trial decides whether the programs compute the model (see
-    `practicum.backends.local.trial`). Layers that differ in unknown settings are refused. Adapters are
-    added to the weights that they adapt; without `merge`, their factors stand beside them.
+    head (Qwen3). Matching names are not enough: a trial decides whether the programs compute the
+    model (see `practicum.backends.local.trial`). Layers that differ in unknown settings are
+    refused. Adapters are added to the weights that they adapt; without `merge`, their factors are
+    returned separately.
     """
     config: Any = model.config.get_text_config()
     if not _has_known_layers(config):
         return None
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
-    # No step reads them; a shard is another matter.
+    # The decode steps cannot read quantized weights. A shard consists of tensors too, but it is not
+    # quantized.
     if any(has_fewer_bits(w) for w in weights.values() if not isinstance(w, DTensor)):
         return None
     expected = {"embed_tokens.weight", "norm.weight"}
@@ -94,7 +97,8 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
         return None
     heads, first = config.num_attention_heads, layers[0]
     head_width = len(first["self_attn.q_proj.weight"]) // heads
-    # The step turns whole heads: it would read past a table for a part of each (GLM's rotation).
+    # The step rotates full heads: it would read past the end of a table for partial rotations
+    # (GLM).
     frequencies = dict(body.named_buffers()).get("rotary_emb.inv_freq")
     if frequencies is None or 2 * len(frequencies) != head_width:
         return None
@@ -141,7 +145,7 @@ def compute_rotations(
         torch.zeros(1, 1, head_width, dtype=dtype, device=device),
         torch.arange(longest, device=device)[None],
     )
-    # Each angle stands twice, once for either half of a head.
+    # Each angle occurs twice, once for each half of a head.
     half = head_width // 2
     return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
 
@@ -149,7 +153,7 @@ def compute_rotations(
 def _merge_adapters(body: torch.nn.Module) -> dict[str, Tensor]:
     """Return the weights by name, with each adapter added to the weight that it adapts.
 
-    A map whose adapter cannot be added keeps names that no plain model has.
+    A map with an adapter that cannot be added keeps names that no plain model has.
     """
     names = {module: name for name, module in body.named_modules()}
     merged: dict[str, Tensor] = {}
@@ -164,7 +168,7 @@ def _merge_adapters(body: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _separate_adapters(body: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the weights by name, with the factors of each map's adapters beside its weight.
+    """Return the weights by name, with the factors of each map's adapters as separate entries.
 
     A map with an adapter of another kind keeps names that no plain model has.
     """

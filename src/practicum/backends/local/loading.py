@@ -53,7 +53,7 @@ DECODING_NEEDS = {
     "native": "the compiled step needs a C compiler, an x86 processor with AVX2, float32 weights",
     "graph": "a captured step needs a CUDA device",
 }
-"""The needs of each way of decoding that a recipe may ask for."""
+"""The requirements of each implementation of decoding that a recipe may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def load_shared(
     scratch_folder: Path | None = None,
     decoding: str = "auto",
 ) -> LoadedModel:
-    """Return a model's base with the model's own renderer; `bases` holds the bases loaded so far.
+    """Return a model's base with the model's renderer; `bases` holds the bases loaded so far.
 
     An adapter folder is not merged. Raises ModelError as `load` does.
     """
@@ -158,8 +158,8 @@ def _load(
     except (RuntimeError, IndexError) as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        # The architecture's own code fails if sizes in its configuration contradict each other, and
-        # that of a decoder saved without its encoder (Bart, Marian) may fail at its cache.
+        # An architecture's code fails if sizes in its configuration contradict each other. The code
+        # of a decoder saved without its encoder (Bart, Marian) may fail at its cache.
         raise ModelError(
             f"{source}: {type(language_model.model).__name__} fails on a short text "
             f"({shorten_error(error)}); check the sizes in config.json, or use another architecture"
@@ -175,7 +175,7 @@ def _load(
     if language_model.decoding is Decoding.TORCH and decoding in DECODING_NEEDS:
         raise ModelError(
             f"{source}: backend.decoding is {decoding}, but {DECODING_NEEDS[decoding]} and a "
-            "Llama-like model; write decoding: auto"
+            "Llama-like model; set decoding: auto"
         )
     return LoadedModel(language_model, files.build_renderer(config, language_model.model), source)
 
@@ -199,7 +199,7 @@ def read_model(
 ) -> LanguageModel:
     """Read a model from its folder to a device, with all weights frozen.
 
-    `packs` is its `max_packed_tokens` if that is known already; otherwise it is measured. With
+    `packs` is its `max_packed_tokens` if it is already known; otherwise it is measured. With
     `merge`, an adapter folder is merged into its base.
     """
     model = _load_weights(find_base(source), config)
@@ -214,7 +214,7 @@ def read_model(
 
 
 def fix_length(language_model: LanguageModel, config: ModelConfig) -> LanguageModel:
-    """Return the model with rotary frequencies that serve all texts of a run."""
+    """Return the model with rotary frequencies that are fixed for all texts of a run."""
     context = language_model.context_length
     longest = min(config.longest_text or context, context)
     return replace(language_model, longest_text=fix_rotations(language_model.model, longest))
@@ -226,8 +226,8 @@ def load_student(
     """Load a trainable model: all of its weights, its last layers, or adapters seeded by `seed`.
 
     If the model is an adapter folder and the recipe trains adapters, they start as that adapter.
-    Raises ModelError as `load` does, if the model cannot be sampled from, and if an adapter folder
-    has other adapters than the recipe.
+    Raises ModelError as `load` does, and also if the model cannot be sampled from or if the
+    adapters of an adapter folder differ from the recipe.
     """
     loaded = load(config, scratch_folder, decoding, merge=config.lora is None)
     if loaded.language_model.no_sampling_reason:
@@ -251,7 +251,7 @@ def load_by_role(
 
 
 def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
-    """Make the weights trainable that the recipe names, in float32.
+    """Make the weights that the recipe names trainable, in float32.
 
     Raises ModelError if the recipe names more layers than the model has.
     """
@@ -275,7 +275,7 @@ def check_config(source: str, config: ModelConfig) -> None:
     """Raise ModelError if config.json is not a readable model config, here or on the hub."""
     base = find_base(source)
     verbosity = hub_logging.get_verbosity()
-    # The hub's client reports each of its retries; the error below says it in one line.
+    # The hub's client logs each retry; the error below reports the failure in one line.
     hub_logging.set_verbosity_error()
     try:
         described = AutoConfig.from_pretrained(base, trust_remote_code=config.trust_remote_code)
@@ -294,7 +294,7 @@ def check_config(source: str, config: ModelConfig) -> None:
 def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     verbosity = transformers_logging.get_verbosity()
-    # transformers reports missing weights as a table; the error below says it in one line.
+    # transformers reports missing weights as a table; the error below reports them in one line.
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -328,10 +328,11 @@ def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
 
 
 def check_finite(model: PreTrainedModel, source: str) -> None:
-    """Raise ModelError if a weight is not finite; of a model in shards, if this rank's rows are."""
+    """Raise ModelError if a weight (of a sharded model: this rank's rows) is not finite."""
     for name, weight in model.named_parameters():
         rows = weight.to_local() if isinstance(weight, DTensor) else weight
-        # Both pass a NaN on, in a fourteenth of the time of a look at each number.
+        # Minimum and maximum both propagate NaN, and take a fourteenth of the time of checking each
+        # number.
         extremes = torch.stack(torch.aminmax(rows)) if rows.numel() else rows
         if not torch.isfinite(extremes).all():
             raise ModelError(
@@ -341,11 +342,11 @@ def check_finite(model: PreTrainedModel, source: str) -> None:
 
 
 def choose_device(config: ModelConfig) -> torch.device:
-    """Return the device that a recipe asks for. Raises ModelError if it is not there."""
+    """Return the device that a recipe asks for. Raises ModelError if it does not exist."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ModelError(
-            "device is 'cuda', but no CUDA device is available; write device: auto or cpu"
+            "device is 'cuda', but no CUDA device is available; set device: auto or cpu"
         )
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 

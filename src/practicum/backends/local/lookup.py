@@ -1,7 +1,8 @@
-"""Add the gradient of looked-up embedding rows to those rows alone.
+"""Add the gradient of looked-up embedding rows only to these rows.
 
-torch makes a matrix of zeros as large as the embedding in every backward pass, adds a few hundred rows to it, and adds all of it
-to the gradient. The first touch of such a matrix costs more than the rows.
+In every backward pass, torch allocates a matrix of zeros as large as the embedding, adds a few
+hundred rows to it, and adds the full matrix to the gradient. The first access to such a matrix
+costs more than the rows.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from practicum.backends.local.language_model import LanguageModel, patch_forward
 
 
 def add_rows_in_place(language_model: LanguageModel) -> AbstractContextManager[None]:
-    """Keep the embedding's gradient to the rows that a pass reads; the bits are those of torch.
+    """Limit the embedding's gradient to the rows that a pass reads, with the same bits as torch.
 
-    Only on a CPU, where rows are added in one order, and for a plain embedding.
+    This only applies on a CPU, where rows are added in a fixed order, and to a plain embedding.
     """
     embedding = language_model.model.get_input_embeddings()
     if not isinstance(embedding, torch.nn.Embedding) or not _is_plain(embedding):
@@ -43,17 +44,17 @@ def _build_lookup(embedding: torch.nn.Embedding) -> Callable[[Tensor], Tensor]:
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a weight, whose gradient is added to the weight's in place."""
+    """Look up rows of a weight, and add their gradient to the weight's gradient in place."""
 
     @staticmethod
-    # torch names these parameters, and gives the forward pass those that `apply` gets.
+    # torch names these parameters, and passes the arguments of `apply` to the forward pass.
     def forward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx,
         weight: Float[Tensor, "V D"],
         ids: Int[Tensor, "*s"],
         padding: int | None,
     ) -> Float[Tensor, "*s D"]:
-        """Return the rows, and keep which ones they are."""
+        """Return the rows, and store their indices."""
         ctx.lookup = weight, ids, padding  # type: ignore[attr-defined]
         return torch.nn.functional.embedding(ids, weight)
 
@@ -61,7 +62,7 @@ class _Lookup(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx, gradient: Float[Tensor, "*s D"]
     ) -> tuple[None, None, None]:
-        """Add the sum of each row's gradients; a padding row never moves."""
+        """Add the sum of each row's gradients; a padding row never changes."""
         weight, ids, padding = ctx.lookup  # type: ignore[attr-defined]
         # A row that is read several times is summed before it is added, as torch does.
         rows, places = ids.flatten().unique(return_inverse=True)

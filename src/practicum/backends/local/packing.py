@@ -1,9 +1,8 @@
-"""Run many texts through a model's body as one row, each shared prefix computed once.
+"""Run many texts through a model's body as one row, and compute each shared prefix once.
 
 Completions of one prompt share the prompt, and prompts share their common start, so the texts form
 a tree of segments. Every segment attends to itself and to the segments above it. Nothing is padded:
-texts of unequal lengths cost their tokens and no more, and the gradient is that of the single
-texts.
+texts of unequal lengths cost only their tokens, and the gradient is the same as for separate texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +27,10 @@ from practicum.functional.chunked import chunks
 from practicum.types import ScoreRequest
 
 MAX_PADDING_RATIO = 1.25
-"""The largest ratio of padded entries to tokens in one group of segments; only attention pads."""
+"""The largest ratio of padded entries to tokens in a group of segments; only attention pads."""
 
 QUERY_ROWS = 256
-"""The most queries that attend in one call if a mask is needed, which has a row for each."""
+"""The maximum number of queries in one attention call with a mask, which has a row per query."""
 
 
 def compute_hidden_states(
@@ -70,16 +69,16 @@ def enable_packing(
 ) -> LanguageModel:
     """Return the model with packed attention installed and its `max_packed_tokens` set.
 
-    `max_packed_tokens` is measured unless it is given. A model cannot pack if its attention is not
-    exchangeable or if anything else in it mixes tokens. A layer with a sliding window packs texts
-    that fit in the window.
+    `max_packed_tokens` is measured unless it is given. A model cannot pack if its attention cannot
+    be replaced or if any other part mixes tokens. A layer with a sliding window packs texts that
+    fit in the window.
     """
     model = language_model.model
     implementation = model.config.get_text_config()._attn_implementation
     if max_packed_tokens == 0 or implementation not in ("sdpa", NAME):
         return language_model
     model.set_attn_implementation(NAME)
-    # transformers ignores the request for models whose attention cannot be exchanged.
+    # transformers ignores the setting for models with an attention that cannot be replaced.
     if model.config.get_text_config()._attn_implementation != NAME:
         return language_model
     longest = max_packed_tokens or find_max_packed_length(language_model)
@@ -93,7 +92,8 @@ def find_max_packed_length(language_model: LanguageModel) -> int:
     """
     if language_model.row_limit is not None:
         return 0
-    # Unequal lengths: a layer that ignores the layout or mixes neighbours in the row then differs.
+    # Use unequal lengths, so that a layer that ignores the layout or mixes neighbours in the row
+    # gives a different result.
     texts = [
         _wrap_ids(prompt, tokens, language_model.vocab_size)
         for prompt, tokens in (((1, 2), (1, 2, 1)), ((3, 1, 2, 3), (2, 3)), ((1, 3), (2,)))
@@ -102,7 +102,8 @@ def find_max_packed_length(language_model: LanguageModel) -> int:
     try:
         packed = batch.compute_hidden_states(language_model)
     except Exception:
-        # A model's own code may raise anything if it does not pass the layout on: pad its texts.
+        # A model's own code may raise any error if it does not pass the layout on; such a model
+        # uses padding.
         return 0
     alone = torch.cat([_compute_padded(language_model, [text]) for text in texts])
     scale = alone.abs().max().clamp_min(torch.finfo(alone.dtype).tiny)
@@ -123,10 +124,10 @@ class PackedBatch:
     """Texts packed into one row of tokens in which shared prefixes appear once.
 
     Implements `practicum.backends.local.attention.AttentionLayout`. The body reads `ids` [T] and
-    `positions` [T]; `output_positions` are the row positions whose hidden states predict the texts'
-    tokens. With `keep_kv`, `kv_by_layer` collects every layer's keys and values, and
-    `locate_tokens` tells where each text's are. If the states of the prefix of all texts are given,
-    the body does not read its tokens.
+    `positions` [T]; `output_positions` are the row positions of the hidden states that predict the
+    texts' tokens. With `keep_kv`, `kv_by_layer` collects every layer's keys and values, and
+    `locate_tokens` returns the positions of each text in them. If the states of the prefix of all
+    texts are given, the body does not read the prefix's tokens.
     """
 
     def __init__(
@@ -138,10 +139,10 @@ class PackedBatch:
         prefix: PrefixStates | None = None,
     ) -> None:
         self._segments, self._last_segments = split_into_segments(texts)
-        # Neighbours in this order have the same ancestors and almost the same padding, so
-        # `_group_segments` can batch them: one call per segment would cost more than the padding it
-        # saves. The order decides only where a token sits in the row; which tokens it attends to
-        # comes from the tree, so results do not depend on it.
+        # Neighbours in this order have the same ancestors and almost the same length, so
+        # `_group_segments` can batch them: one call per segment would cost more than the padding
+        # that it saves. The order only determines the position of a token in the row. The tree
+        # determines the tokens that it attends to, so results do not depend on the order.
         order = sorted(range(len(self._segments)), key=self._build_sort_key)
         self._spans: dict[int, range] = {}
         ids: list[int] = []
@@ -165,7 +166,7 @@ class PackedBatch:
 
     @cached_property
     def segments(self) -> VarlenSegments:
-        """The segments as a flash kernel takes them."""
+        """The segments in the form that a flash kernel takes."""
         return VarlenSegments.build(self._collect_paths(), self.ids.device)
 
     @cached_property
@@ -213,8 +214,8 @@ class PackedBatch:
         if self.kv_by_layer is not None:
             self.kv_by_layer[layer] = keys, values
         if self._prefix is not None:
-            # Queries that nobody reads stand in for the prefix's: a segment's queries and keys then
-            # have the same places.
+            # Add unused queries in place of the prefix's queries: a segment's queries and keys then
+            # have the same positions.
             kept_keys, kept_values = self._prefix.kv_by_layer[layer]
             queries = torch.cat([queries.new_zeros(self._skipped, *queries.shape[1:]), queries])
             keys, values = torch.cat([kept_keys, keys]), torch.cat([kept_values, values])
@@ -249,7 +250,7 @@ class PackedBatch:
         return [self._collect_spans(number) for number in self._order]
 
     def _collect_spans(self, number: int | None) -> list[range]:
-        """Return the row positions of a segment's ancestors and its own, from the text's start."""
+        """Return the row positions of a segment and its ancestors, from the text's start."""
         spans: list[range] = []
         while number is not None:
             spans.insert(0, self._spans[number])
@@ -257,13 +258,14 @@ class PackedBatch:
         return spans
 
     def _find_outputs(self, texts: Sequence[ScoreRequest]) -> list[int]:
-        """Return the row positions whose hidden states predict the texts' tokens."""
+        """Return the row positions of the hidden states that predict the texts' tokens."""
         outputs: list[int] = []
         for text, number in zip(texts, self._last_segments, strict=True):
             if not text.tokens:
                 continue
             segment, span = self._segments[number], self._spans[number]
-            # The hidden state before a token predicts it, so the first one is the prompt's last.
+            # The hidden state before a token predicts it, so the first output is the prompt's last
+            # state.
             first = len(text.prompt_tokens) - 1 - segment.start
             if first < 0:
                 assert segment.parent is not None, "a text without ancestors holds its prompt"
@@ -273,7 +275,7 @@ class PackedBatch:
 
 
 def _group_segments(segments: Sequence[Segment], order: Sequence[int]) -> Iterator[list[int]]:
-    """Yield runs of `order` that attend in one call: alike in length, and with one parent."""
+    """Yield runs of `order` that attend in one call: similar lengths and the same parent."""
     group: list[int] = []
     tokens = 0
     for number in order:
@@ -281,7 +283,8 @@ def _group_segments(segments: Sequence[Segment], order: Sequence[int]) -> Iterat
         length = len(segment.tokens)
         if group:
             has_other_parent = segment.parent != segments[group[0]].parent
-            # The order goes by length, so the newest segment is the longest and sets the padding.
+            # Segments are sorted by length, so the newest segment is the longest and sets the
+            # padding.
             area = length * (len(group) + 1)
             if has_other_parent or area > MAX_PADDING_RATIO * (tokens + length):
                 yield group
@@ -295,9 +298,9 @@ def _group_segments(segments: Sequence[Segment], order: Sequence[int]) -> Iterat
 def _build_mask(reach: int, device: torch.device) -> Float[Tensor, "R M"]:
     """Return the mask of `QUERY_ROWS` queries, or fewer, after `reach` keys or fewer.
 
-    Query r sees the first `reach` keys and r + 1 more. The queries and keys of every call are the
-    first rows of it and some neighbouring columns, so one mask serves all calls: its size does not
-    depend on the number of texts, and is linear in their length.
+    Query r sees the first `reach` keys and r + 1 more keys. Every call uses the first rows of this
+    mask and some neighbouring columns, so one mask serves all calls. Its size does not depend on
+    the number of texts, and is linear in their length.
     """
     rows = min(QUERY_ROWS, reach)
     mask = torch.full((rows, rows), -torch.inf, device=device).triu(diagonal=1)
@@ -308,10 +311,10 @@ def _build_mask(reach: int, device: torch.device) -> Float[Tensor, "R M"]:
 class _Group:
     """B neighbouring segments of the row with the same ancestors, which attend in one call.
 
-    `reach` counts the tokens that the longest one sees, its own included. `padded` [B, L] indexes
-    the segments' tokens in the row, and `real` their entries in it, flat; both are None if the
-    segments are equally long, because then they are a plain view of the row. `ancestors` are the
-    parts of the row that every segment sees before itself.
+    `reach` counts the tokens that the longest segment sees, its own included. `padded` [B, L]
+    indexes the segments' tokens in the row, and `real` the flat entries of `padded` that are not
+    padding. Both are None if the segments are equally long, because then they are a plain view of
+    the row. `ancestors` are the parts of the row that every segment sees before itself.
     """
 
     row: slice
@@ -325,7 +328,7 @@ class _Group:
     def build(
         cls, spans: Sequence[range], ancestors: Sequence[range], device: torch.device
     ) -> "_Group":
-        """Build the group from its segments' parts of the row and those of their ancestors."""
+        """Build the group from the row parts of its segments and of their ancestors."""
         row = slice(spans[0].start, spans[-1].stop)
         longest = max(map(len, spans))
         reach = longest + sum(map(len, ancestors))
@@ -360,7 +363,7 @@ class _Group:
         else:
             past = seen_keys.shape[2] - own_queries.shape[2]
             outputs = []
-            # Block by block, a query row is computed against no keys after its block.
+            # Compute block by block: a query row is not multiplied with keys after its block.
             for block in chunks(own_queries.shape[2], QUERY_ROWS):
                 reach = slice(0, past + block.stop)
                 states = own_queries[:, :, block], seen_keys[:, :, reach], seen_values[:, :, reach]
@@ -377,20 +380,21 @@ class _Group:
         return heads[self.padded].transpose(1, 2)
 
     def _select_seen(self, heads: Float[Tensor, "T G d"]) -> Float[Tensor, "B G M d"]:
-        """Return the rows that the group's segments see: their ancestors' and their own."""
+        """Return the rows that the group's segments see: their ancestors' rows and their own."""
         segments = self._select_own(heads)
         if not self.ancestors:
             return segments
-        # Views and one copy, no gather by index: the backward pass of a gather adds row by row.
+        # Use views and one copy instead of a gather by index: the backward pass of a gather adds
+        # row by row.
         above = torch.cat([heads[span.start : span.stop] for span in self.ancestors])
         return torch.cat([above.transpose(0, 1).expand(self.count, -1, -1, -1), segments], dim=2)
 
 
 def _cut_mask(mask: Float[Tensor, "R M"], rows: int, past: int) -> Float[Tensor, "1 1 r m"]:
-    """Return the part of the mask for so many queries after `past` keys; see `_build_mask`."""
+    """Return the part of the mask for `rows` queries after `past` keys; see `_build_mask`."""
     start = mask.shape[1] - mask.shape[0]
     part = mask[None, None, :rows, start - past : start + rows]
-    # Kernels on a GPU read a mask from an aligned address, which a view need not have.
+    # GPU kernels need a mask at an aligned address, which a view may not have.
     return part if part.device.type == "cpu" else part.contiguous()
 
 
@@ -410,7 +414,7 @@ def _compute_padded(
 def pad_sequences(
     sequences: Sequence[Sequence[int]], *, side: str, device: torch.device
 ) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"]]:
-    """Return the padded token ids and the mask of the real ones; padding has id 0."""
+    """Return the padded token ids and the mask of the real tokens; padding has id 0."""
     ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     masks = [torch.ones(len(sequence), dtype=torch.bool) for sequence in sequences]
     pad = partial(pad_sequence, batch_first=True, padding_side=side)

@@ -1,7 +1,7 @@
-"""Weightless models: every size and every operation of a model, without numbers or memory.
+"""Build weightless models: all sizes and operations of a model, without numbers or memory.
 
-The modules are the real ones over tensors without storage (torch's fake tensors). A forward and a
-backward pass over them shows which tensors would be alive at which time.
+The modules are the real modules over tensors without storage (torch's fake tensors). A forward and
+a backward pass over them shows which tensors would be alive at each time.
 """
 
 import weakref
@@ -29,9 +29,10 @@ from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
 
 LONG = 2048
-"""The longest text in tokens; the difference from half of it separates cost per token from fixed cost.
+"""The longest measured text, in tokens; half of it separates cost per token from fixed cost.
 
-A shorter text takes less than the casts of a layer's weights, and the peak would be elsewhere.
+A shorter text needs less memory than casting a layer's weights, so the peak would be in another
+place.
 """
 
 TINY_VOCABULARY = 64
@@ -41,7 +42,7 @@ TINY_VOCABULARY = 64
 def load_weightless(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
     """Return the model with its tokenizer and without weights.
 
-    A student's settings decide which weights are trainable.
+    A student's settings determine which weights are trainable.
     """
     source = locate(config, scratch_folder, needs_weights=False)
     key = config.model_dump_json(), source
@@ -66,7 +67,7 @@ def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
 def _build_weightless(
     config: ModelConfig, source: str, vocabulary: int, layers: int | None = None
 ) -> LanguageModel:
-    """Build the modules without weights; with `layers`, so many of them and a tiny vocabulary."""
+    """Build the modules without weights; with `layers`, this many layers and a tiny vocabulary."""
     described = AutoConfig.from_pretrained(
         find_base(source), trust_remote_code=config.trust_remote_code
     )
@@ -99,10 +100,10 @@ def _build_weightless(
 def measure_footprint(
     config: ModelConfig, source: str, layers: int = 1, recompute: bool = False
 ) -> Footprint:
-    """Measure the memory of a model's passes whose gradient reaches the last `layers` layers.
+    """Measure the memory of a model's passes with a gradient in the last `layers` layers.
 
-    Models of one and of two layers run at two text lengths; every further layer costs what the
-    second one adds. The gradient of the embedding is left out.
+    Models of one and of two layers run at two text lengths; every further layer costs as much as
+    the second one adds. The gradient of the embedding is not included.
     """
     key = config.model_dump_json(), source, layers, recompute
     if key not in _FOOTPRINTS:
@@ -123,13 +124,14 @@ _FOOTPRINTS: dict[tuple[str, str, int, bool], Footprint] = {}
 
 
 def _measure_lines(config: ModelConfig, source: str, layers: int, recompute: bool) -> list[Line]:
-    """Return forward peak, graph and update peak as bytes that grow with the tokens of a text."""
-    # Only the last `layers` are built, so where the last ones train, all that are built do.
+    """Return forward peak, graph and update peak in bytes, as lines over the tokens of a text."""
+    # Only the last `layers` are built, so if the last layers are trained, all built layers are
+    # trained.
     if isinstance(config, StudentConfig) and config.trainable_layers is not None:
         config = config.model_copy(update={"trainable_layers": layers})
     language_model = _build_weightless(config, source, TINY_VOCABULARY, layers)
     dropout = isinstance(config, StudentConfig) and config.dropout
-    # A longer text than the model packs would take another path.
+    # The model would not pack a longer text, which would take another path.
     half = min(LONG, (language_model.window or language_model.context_length) - 1) // 2
     short, long = (
         _measure_passes(language_model, tokens, recompute=recompute, dropout=dropout)
@@ -139,17 +141,17 @@ def _measure_lines(config: ModelConfig, source: str, layers: int, recompute: boo
 
 
 def _set_layer_count(described: Any, layers: int) -> None:
-    """Give a model's config so many layers and a tiny vocabulary."""
+    """Set the number of layers and a tiny vocabulary in a model's config."""
     described.num_hidden_layers = layers
     described.vocab_size = TINY_VOCABULARY
     described.pad_token_id = None
     if types := described.to_dict().get("layer_types"):
-        # A model of one layer is measured with a second one like it.
+        # A model of one layer is measured with a second layer of the same type.
         described.layer_types = [*types, *[types[-1]] * layers][:layers]
 
 
 def _fit_line(short: int, long: int, tokens: int) -> Line:
-    """Return the line through the bytes for so many tokens and for twice as many."""
+    """Return the line through the bytes for `tokens` tokens and for twice as many."""
     per_token = (long - short) // tokens
     return Line(max(short - per_token * tokens, 0), per_token)
 
@@ -174,7 +176,8 @@ def _measure_passes(
         if language_model.trainable_parameters():
             model.train(dropout)
             with activation_checkpointing(language_model, recompute):
-                # The first update allocates the gradients, which stay; the second one is measured.
+                # The first update allocates the gradients, which remain; the second update is
+                # measured.
                 graph = run_update()
                 before = live.restart_peak()
                 run_update()
@@ -192,7 +195,7 @@ def _find_fake_mode(model: torch.nn.Module) -> FakeTensorMode:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that are made within the block and are still alive."""
+    """Count the bytes of all storages that were made within the block and are still alive."""
 
     def __init__(self, uncounted: Iterator[Tensor]) -> None:
         super().__init__()
@@ -201,7 +204,7 @@ class _LiveBytes(TorchDispatchMode):
         self._seen_storages: dict[int, object] = {storage._cdata: storage for storage in storages}
 
     def restart_peak(self) -> int:
-        """Restart the peak at the current total, which is returned."""
+        """Reset the peak to the current total, and return the total."""
         self.peak = self.total
         return self.total
 
@@ -227,14 +230,14 @@ class _LiveBytes(TorchDispatchMode):
             self._seen_storages.pop(key, None)
             self.total -= size
 
-        # A weak reference: the storage must die when the model lets go of it, not when this does.
+        # Use a weak reference: the storage must be freed as soon as the model drops it.
         self._seen_storages[key] = weakref.ref(storage, forget)
         self.total += size
         self.peak = max(self.peak, self.total)
 
 
 def _multiply_grouped(rows: Tensor, weights: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Multiply rows by the weights of experts; torch's fake product knows bfloat16 alone."""
+    """Multiply rows by the weights of experts; torch's fake product only supports bfloat16."""
     product = torch.ops.aten._grouped_mm.default(
         rows.bfloat16(), weights.bfloat16(), *arguments, **options
     )

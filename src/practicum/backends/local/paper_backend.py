@@ -1,4 +1,4 @@
-"""The local backend over weightless models, so that a step's cost is known before it runs."""
+"""Provide the local backend over weightless models, to know a step's cost before it runs."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -124,7 +124,7 @@ class LocalPaper(PaperBackend):
         )
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
-        """Load a model with one number a token without weights, and record its sizes."""
+        """Load a model with one output per token without weights, and record its sizes."""
         loaded = self._load(config, name)
         model = loaded.language_model
         dims, learning = measure_dims(model), measure_trainable(model)
@@ -143,7 +143,7 @@ class LocalPaper(PaperBackend):
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> "PaperClient":
-        """Return the student as a scorer, and record the weights that it copies: none if live."""
+        """Return the student as a scorer, and record the weights that it copies (none if live)."""
         record = self.record
         is_live = rule.hold_within_step().weights == "live"
         copied = 0 if is_live else record.trainable_dims.parameters
@@ -179,7 +179,7 @@ class LocalPaper(PaperBackend):
 
 
 class PaperClient(SelfTeacher):
-    """Records requests and answers them without a model."""
+    """Record requests and answer them without a model."""
 
     def __init__(
         self, answer_tokens: int, sampled: list[SampleRequest], scored: list[ScoreRequest]
@@ -194,7 +194,7 @@ class PaperClient(SelfTeacher):
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}), raw_logits=True)
 
     def remember_texts(self) -> "PaperClient":
-        """Return a client that is counted as one that keeps what it has read."""
+        """Return a client that is counted as keeping the texts that it has read."""
         return copy(self)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
@@ -227,12 +227,12 @@ class PaperClient(SelfTeacher):
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
     ) -> DecodeBatch:
-        """Refuse to decode token by token: `sample_mixed` counts both sides of a mixture."""
+        """Raise AssertionError: `sample_mixed` counts both sides of a mixture."""
         raise AssertionError("paper is not read token by token")
 
 
 class PaperScalar(ScalarModel):
-    """Records texts and says 0 of every token; see `practicum.ports.ScalarModel`."""
+    """Record texts and predict 0 for every token; see `practicum.ports.ScalarModel`."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class PaperScalar(ScalarModel):
 
 
 class PaperTrainer:
-    """Records the training data and trains nothing; see `practicum.ports.TrainingClient`."""
+    """Record the training data and train nothing; see `practicum.ports.TrainingClient`."""
 
     def __init__(self, record: PaperRecord, snapshot: Callable[[], PaperClient]) -> None:
         self._record = record
@@ -269,7 +269,7 @@ class PaperTrainer:
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
-        """Record the data, and apply the teachers' heads as often as a trainer does."""
+        """Record the data, and apply the teachers' heads as often as a real trainer."""
         self._record.datums.extend(data)
         passes = 1 + objective.needs_first_pass(data)
         for datum in data:

@@ -1,4 +1,4 @@
-"""Read waiting prompts ahead of their completions, each different one once."""
+"""Read waiting prompts before their completions, each distinct prompt once."""
 
 import sys
 from bisect import bisect_right
@@ -35,7 +35,7 @@ class PrefilledPrompt:
 
 
 class PromptQueue:
-    """The prompts of a decode batch that wait for a row; its length is their number."""
+    """The prompts of a decode batch that wait for a row; `len` is the number of prompts."""
 
     def __init__(self, job: DecodeJob) -> None:
         self._job = job
@@ -53,7 +53,7 @@ class PromptQueue:
         return self._job.prompts[self._next]
 
     def pop(self) -> PrefilledPrompt:
-        """Return the next prompt, which is prefilled now if it was not before."""
+        """Return the next prompt, and prefill it first if necessary."""
         prompt = self.next_prompt
         if prompt not in self.prefilled:
             self._run_prefill()
@@ -65,7 +65,7 @@ class PromptQueue:
         return chosen
 
     def _run_prefill(self) -> None:
-        """Prefill waiting prompts, each once, up to the device's limit and the number of rows."""
+        """Prefill distinct waiting prompts, up to the device's limit and the number of rows."""
         chosen: dict[PromptTokens, None] = {}
         for prompt in islice(self._job.prompts, self._next, None):
             if prompt not in self.prefilled:
@@ -73,12 +73,12 @@ class PromptQueue:
             if len(chosen) == self._job.rows:
                 break
         going_on = self._read_continuations(chosen)
-        # Token 0 stands for the completion: the prompt's last hidden state predicts it, and a
-        # text's last token is never read.
+        # Token 0 is a placeholder for the completion: the prompt's last hidden state predicts it,
+        # and a text's last token is never read.
         requests = [ScoreRequest(prompt, (0,)) for prompt in chosen if prompt not in going_on]
         if not requests:
             return
-        # What prompts share is read once, so it counts once.
+        # A shared prefix of prompts is read once, so it counts once.
         most_tokens = find_limits(self._job.device).prefill_tokens
         requests = requests[: count_fitting_texts(requests, 0, most_tokens, sys.maxsize)]
         batch = PackedBatch(requests, self._job.device, keep_kv=True)
@@ -95,7 +95,7 @@ class PromptQueue:
             )
 
     def _read_continuations(self, prompts: Iterable[PromptTokens]) -> set[PromptTokens]:
-        """Return the prompts that go on from kept texts, the first of them prefilled."""
+        """Return the prompts that continue kept texts, and prefill the first of them."""
         store = self._job.kept
         beginnings = {prompt: None if store is None else store.find(prompt) for prompt in prompts}
         texts = [

@@ -1,7 +1,7 @@
 """Keep the keys and values of the prefix that a frozen model's texts share.
 
 A teacher reads the same worked examples or instructions before the texts of every step. Within a
-pass they are computed once; a teacher whose weights never change computes them once a run.
+pass they are computed once; a teacher with constant weights computes them once per run.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from practicum.costs.segments import find_shared_prefixes
 from practicum.types import ScoreRequest
 
 MAX_BYTES = 256 * 2**20
-"""The most bytes of keys and values that are kept; a longer prefix is computed for each pass."""
+"""The maximum number of bytes of kept keys and values; a longer prefix is computed in each pass."""
 
 
 class PrefixStore:
-    """Holds the newest prefix of the texts of one model, whose weights must not change.
+    """Hold the newest prefix of the texts of one model; its weights must not change.
 
-    The prefix is always computed in a pass of its own, so the bits of a text's states do not depend
-    on what the store holds.
+    The prefix is always computed in a separate pass, so the bits of a text's states do not depend
+    on the content of the store.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -53,7 +53,7 @@ class PrefixStore:
             keys, _ = next(iter(prefix.kv_by_layer.values()))
             if keys.device == language_model.device:
                 return prefix
-        # Token 0 stands for a completion: a text's last token is never read.
+        # Token 0 is a placeholder for a completion: a text's last token is never read.
         batch = PackedBatch([ScoreRequest(tokens, (0,))], language_model.device, keep_kv=True)
         batch.compute_hidden_states(language_model)
         assert batch.kv_by_layer is not None

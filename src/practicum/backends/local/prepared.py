@@ -1,7 +1,7 @@
 """Prepack a model's linear maps in oneDNN's layout, for multiplying a few rows at a time.
 
-Prepacking happens once for everything that is sampled between two updates, and only if enough
-tokens follow to repay it. What is prepacked of a model that never changes is kept.
+Maps are prepacked once for all samples between two updates, and only if there are enough tokens to
+repay the cost. The prepacked maps of a frozen model are kept.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from practicum.backends.local.quantising import has_fewer_bits
 from practicum.functional.head import Head
 
 ROWS = 32
-"""The number of rows for which the layout is chosen; it also serves fewer and more."""
+"""The number of rows for which the layout is chosen; it also works for fewer and more rows."""
 
 MIN_DECODE_STEPS = 8
 """Decoding fewer tokens than this does not repay prepacking."""
@@ -32,22 +32,22 @@ MIN_HEAD_ROWS = 512
 
 
 MIN_KEPT_WEIGHTS, MAX_KEPT_BYTES = 2**20, 2**30
-"""A frozen model of so many weights gains by the layout; so many bytes are kept of it at most."""
+"""The minimum weights of a frozen model that gains from the layout, and the maximum bytes kept."""
 
 ROW_STEP = 64
-"""More rows than this are multiplied in multiples of it."""
+"""Larger numbers of rows are padded to a multiple of this number."""
 
 
 class PrepackedModel:
-    """A copy of a model's current linear maps in oneDNN's layout; empty if that gains nothing."""
+    """A copy of a model's current linear maps in oneDNN's layout; empty if that is not faster."""
 
     @torch.no_grad()
     def __init__(self, language_model: LanguageModel, steps: int) -> None:
         # Decoding multiplies a few rows at a time and is limited by reading the weights; at eight
         # rows oneDNN reads its own layout about three times faster (`python -m benchmarks sizes`).
-        # Reordering costs about ten products, so it must be repaid by enough tokens. The copies
-        # carry no gradient and expire with the next optimizer step: they serve sampling and, for
-        # the head, the closed-form loss.
+        # Reordering costs as much as about ten products, so it needs enough tokens to pay off. The
+        # copies carry no gradient and expire with the next optimizer step: they serve sampling and,
+        # for the head, the closed-form loss.
         body = find_body(language_model.model)
         head = language_model.head().detached()
         should_prepack = (
@@ -66,12 +66,13 @@ class PrepackedModel:
 
 
 class LayoutStore:
-    """Holds the prepacked maps of one model, whose weights must not change.
+    """Hold the prepacked maps of one model; its weights must not change.
 
-    With `owns_weights`, nobody else reads them: their pages go back to the system.
+    With `owns_weights`, the store is the only reader of the weights and returns their pages to the
+    system.
 
     Scoring multiplies hundreds of rows at a time. Reordering then costs as much as about 300 rows,
-    which a frozen model repays in its first steps.
+    which pays off in the first steps of a frozen model.
     """
 
     def __init__(self, owns_weights: bool = False) -> None:
@@ -79,7 +80,7 @@ class LayoutStore:
         self._prepacked: PrepackedModel | None = None
 
     def open(self, language_model: LanguageModel) -> PrepackedModel:
-        """Return the model's maps, prepacked at the first call if that gains anything."""
+        """Return the model's maps, which the first call prepacks if the layout is faster."""
         if self._prepacked is None:
             steps = MIN_DECODE_STEPS if scores_with_layout(language_model) else 0
             self._prepacked = PrepackedModel(language_model, steps)
@@ -89,19 +90,20 @@ class LayoutStore:
 
 
 def scores_with_layout(language_model: LanguageModel) -> bool:
-    """Tell whether scoring with the model, once frozen, multiplies in oneDNN's layout."""
+    """Return True if scoring with the model, once frozen, uses oneDNN's layout."""
     layers = _list_linear_layers(find_body(language_model.model))
     weights = sum(layer.weight.numel() for layer in layers)
     return count_kept_bytes(weights + language_model.head().weight.numel()) > 0
 
 
 def count_kept_bytes(weights: int) -> int:
-    """Return the bytes that `LayoutStore` keeps of a float32 model with so many weights in its maps.
+    """Return the bytes that `LayoutStore` keeps for a float32 model with `weights` map weights.
 
-    0 if the layout gains nothing for many rows or the copy is too large.
+    This is 0 if the layout is not faster for many rows or if the copy is too large.
     """
-    # On AMD's processors oneDNN takes 0.87 to 0.91 of MKL's time (`python -m benchmarks layout`).
-    # On Intel's they are equally fast, and a tiny model loses more by the calls than it gains.
+    # On AMD processors oneDNN takes 0.87 to 0.91 of MKL's time (`python -m benchmarks layout`). On
+    # Intel processors both are equally fast. A tiny model loses more to call overhead than it
+    # gains.
     is_repaid = is_amd() and weights >= MIN_KEPT_WEIGHTS
     return 4 * weights if is_repaid and 4 * weights <= MAX_KEPT_BYTES else 0
 
@@ -128,7 +130,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class PrepackedHead(Head):
-    """A head that uses its prepacked weight whenever no gradient is needed."""
+    """A head that uses its prepacked weight if no gradient is needed."""
 
     product: _Product | None = None
 
@@ -144,7 +146,7 @@ class PrepackedHead(Head):
 
 
 def prepack_head(head: Head) -> Head:
-    """Return the head with a prepacked weight, or the head itself if that gains nothing."""
+    """Return the head with a prepacked weight, or the head itself if the layout is not faster."""
     if head.operand is not None or not _can_prepack(head.weight):
         return head
     bias = None if head.bias is None else head.bias[: head.vocab_size].detach()
@@ -164,7 +166,7 @@ def list_linear_maps(
         for layer in body.modules():
             if isinstance(layer, Linear) and not layer.lora_variant:
                 base = layer.get_base_layer()
-                # GPT-2's Conv1D stores its weight transposed: leave it as it is.
+                # Skip GPT-2's Conv1D, which stores its weight transposed.
                 if not isinstance(base, torch.nn.Linear):
                     continue
                 inside_adapters.update(layer.modules())
@@ -176,7 +178,7 @@ def list_linear_maps(
 
 
 def _list_linear_layers(body: torch.nn.Module) -> list[torch.nn.Linear]:
-    # A weight with fewer bits has no layout of oneDNN's.
+    # A quantized weight has no oneDNN layout.
     return [
         layer
         for layer in body.modules()
@@ -191,11 +193,13 @@ def _detach(bias: Tensor | None) -> Tensor | None:
 def _find_norms(
     body: torch.nn.Module,
 ) -> Iterator[tuple[torch.nn.Module, Callable[[Tensor], Tensor]]]:
-    """Yield the root mean square norms as one operation instead of six.
+    """Yield each root mean square norm as one operation instead of six.
 
-    Only norms of hidden states alone: a gated norm, which takes a gate too, is another function.
+    Only norms that take just the hidden states: a gated norm, which also takes a gate, is another
+    function.
     """
-    # Each model class writes its norm in its own words, so a trial decides whether it is RMS norm.
+    # Each model class implements its norm differently, so a trial decides whether it is an RMS
+    # norm.
     for layer in body.modules():
         epsilon = vars(layer).get("variance_epsilon")
         if epsilon is None or len(inspect.signature(layer.forward).parameters) != 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 @cache
 def read_processor() -> tuple[str, ...]:
-    """Return the lines of /proc/cpuinfo that tell processors apart, or what the system says."""
+    """Return the lines of /proc/cpuinfo that identify a processor, or the platform's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -17,5 +17,5 @@ def read_processor() -> tuple[str, ...]:
 
 
 def is_amd() -> bool:
-    """Tell whether the processor is AMD's."""
+    """Return True if the processor is made by AMD."""
     return any("AuthenticAMD" in line for line in read_processor())

@@ -1,4 +1,4 @@
-"""The maps of `dual_space` beside the student's weights: made, learned, saved and restored with them."""
+"""Create, train, save and restore the maps of `dual_space` together with the student's weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,10 +24,10 @@ def prepare_projections(
     head: Head,
     decide: Callable[[Callable[[], Projections | None]], Projections | None],
 ) -> None:
-    """Add the maps to the trained weights if the objective has some and a teacher has spoken.
+    """Add the maps to the trained weights if the objective has maps and a teacher sent states.
 
-    `pace` is their relative learning rate, None for an objective without any. `decide` lets one of
-    several processes compute for all.
+    `pace` is their relative learning rate, None for an objective without maps. `decide` lets one of
+    several processes compute a result for all.
     """
     if pace is None:
         return
@@ -36,13 +36,13 @@ def prepare_projections(
         if maps is None:
             return
         add_projections(parameters, optimizer, maps)
-    # Told at each update: a schedule may change it, and a checkpoint does not know it.
+    # Set at each update: a schedule may change it, and a checkpoint does not store it.
     optimizer.param_groups[-1]["pace"] = pace
 
 
 def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:
-    """Return the maps of the first signal that has states, on the CPU; None if all are silent."""
-    # The first of each kind: all of a teacher's signals have its head.
+    """Return the maps of the first signal with states, on the CPU; None if no signal has states."""
+    # Use the first signal of each kind: all signals of a teacher have the same head.
     started = (start_projections(head, datum.signal) for datum in datums)
     maps = next((pair for pair in started if pair is not None), None)
     return maps and Projections(maps.to_student.cpu(), maps.to_teacher.cpu())
@@ -51,7 +51,7 @@ def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:
 def add_projections(
     parameters: dict[str, Any], optimizer: torch.optim.AdamW, maps: Projections
 ) -> None:
-    """Let two maps learn in a group of their own, on the device of the student."""
+    """Train two maps in a separate parameter group, on the student's device."""
     device = next(iter(parameters.values())).device
     added = {
         name: torch.nn.Parameter(weight.to(device, copy=True))
@@ -64,7 +64,7 @@ def add_projections(
 def restore_projections(
     parameters: dict[str, Any], optimizer: torch.optim.AdamW, saved: Mapping[str, Tensor]
 ) -> None:
-    """Make room for the maps of a saved state, if it has any that are not there yet."""
+    """Allocate the maps of a saved state, if the trainer does not have them yet."""
     if TO_STUDENT not in saved or TO_STUDENT in parameters:
         return
     maps = Projections(saved[TO_STUDENT], saved[TO_TEACHER])
@@ -72,7 +72,7 @@ def restore_projections(
 
 
 def find_projections(parameters: Mapping[str, Any], pace: float | None) -> Projections | None:
-    """Return the maps as they are now, None for an objective without any."""
+    """Return the current maps, or None for an objective without maps."""
     if pace is None or TO_STUDENT not in parameters:
         return None
     return Projections(parameters[TO_STUDENT], parameters[TO_TEACHER])

@@ -1,8 +1,8 @@
-"""Score every token of a text, list the model's likeliest tokens, and sample alternatives.
+"""Score every token of a text, list the model's most likely tokens, and sample alternatives.
 
-One forward pass over the text gives all of it: the tokens' log-probabilities, the k likeliest at
-each position, those of tokens that the caller names, samples at each position, and the first token
-after the text.
+One forward pass over the text gives all results: the tokens' log-probabilities, the k most likely
+tokens at each position, the log-probabilities of tokens that the caller names, samples at each
+position, and the first token after the text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def score_prompts(
     questions: Sequence[PromptQuestion],
     chunk_tokens: int = 128,
 ) -> list[PromptScores]:
-    """Answer each question, in order; questions that share a pass differ only by rounding."""
+    """Answer each question, in order; sharing a pass changes answers only by rounding."""
     language_model.model.eval()
     scores: list[PromptScores] = []
     with language_model.weights(overlay or {}):
@@ -77,7 +77,7 @@ def _score_prompt(
     tokens = torch.tensor(question.tokens[question.first :], dtype=torch.long, device=hidden.device)
     stream = open_random_stream(seed_of(question.seed, "draws"))
     columns: list[list[Tensor]] = []
-    # One empty piece where there are no rows, so that every column has its width.
+    # Use one empty piece if there are no rows, so that every column has the right width.
     for piece in list(chunks(question.rows, chunk_tokens)) or [slice(0, 0)]:
         logprobs = head.logprobs(hidden[piece])
         top = logprobs.topk(question.topk)
@@ -108,9 +108,9 @@ def _score_prompt(
 def _sample_alternatives(
     logprobs: Float[Tensor, "T V"], question: PromptQuestion, stream: torch.Generator
 ) -> Int[Tensor, "T D"]:
-    """Sample `question.draws` tokens at each position, all from one stream.
+    """Sample `question.draws` tokens at each position, all from the same random stream.
 
-    At temperature 0 every sample is the likeliest token.
+    At temperature 0 every sample is the most likely token.
     """
     count, vocabulary = logprobs.shape
     if question.temperature == 0 or not count * question.draws:
@@ -144,5 +144,5 @@ def _sample_following(
 
 
 def _build_request(question: PromptQuestion) -> ScoreRequest:
-    # Token 0 stands for the token after the text: the last position predicts `following`.
+    # Token 0 is a placeholder for the token after the text: the last position predicts `following`.
     return ScoreRequest(question.tokens[: question.first], (*question.tokens[question.first :], 0))

@@ -1,8 +1,8 @@
-"""Round the linear maps of a frozen model to fewer bits; embeddings, norms and the head stay.
+"""Round the linear maps of a frozen model to fewer bits, except embeddings, norms and the head.
 
 torchao rounds to `int8` and `nf4` and multiplies with its own tensors. `nvfp4` is simulated here:
-weights take the values that the format has and are stored as before, so nothing is saved but the
-scores are those of a teacher that is served with such weights. Activations are not rounded.
+weights are rounded to the values of the format and stored as before. This saves no memory, but the
+scores are the same as from a teacher served with such weights. Activations are not rounded.
 """
 
 import logging
@@ -35,7 +35,7 @@ def quantise(language_model: LanguageModel, config: ModelConfig, source: str) ->
     if name is None:
         return
     layers = list(_list_layers(language_model, name, source))
-    # Weights that a module shares with another one are rounded once and stay shared.
+    # Weights that two modules share are rounded once and stay shared.
     rounded: dict[int, torch.nn.Parameter] = {}
     replace_weight = ROUNDERS[name]
     for layer in layers:
@@ -47,14 +47,14 @@ def quantise(language_model: LanguageModel, config: ModelConfig, source: str) ->
 
 
 def has_fewer_bits(weight: Tensor) -> bool:
-    """Return True if a weight is made of several tensors, as those of torchao are."""
+    """Return True if a weight consists of several tensors, like torchao's quantized weights."""
     return is_traceable_wrapper_subclass(weight)
 
 
 def _list_layers(
     language_model: LanguageModel, name: QuantizationName, source: str
 ) -> Iterator[torch.nn.Linear]:
-    """Yield the linear layers of the body; ModelError if they cannot be rounded, or are few."""
+    """Yield the body's linear layers; raise ModelError if they cannot be rounded or are few."""
     body, multiple = find_body(language_model.model), QUANTIZATIONS[name].multiple_of
     layers = {key: part for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
     linear_ids = {id(layer.weight) for layer in layers.values()}
@@ -66,35 +66,37 @@ def _list_layers(
     }
     matrices = [weight for weight in body.parameters() if weight.ndim >= 2]
     num_kept = sum(w.numel() for w in matrices if id(w) not in linear_ids | embeddings)
-    # Experts in one tensor, or GPT-2's transposed maps: rounding the rest would hardly count.
+    # With experts in one tensor, or GPT-2's transposed maps, rounding the rest would have little
+    # effect.
     if num_kept > sum(layer.weight.numel() for layer in layers.values()):
         raise ModelError(
-            f"{source}: most of its weights are in no linear layer of torch, and quantization "
-            "rounds only these; leave quantization out"
+            f"{source}: most of its weights are not in torch linear layers, and quantization "
+            "only rounds these; leave quantization out"
         )
     for key, layer in layers.items():
         if layer.weight.numel() % multiple:
             raise ModelError(
                 f"{source}: {key} has {layer.weight.numel()} weights, and quantization {name} needs "
-                f"a multiple of {multiple}; write quantization: int8"
+                f"a multiple of {multiple}; set quantization: int8"
             )
         yield layer
 
 
 @torch.no_grad()
 def simulate_nvfp4(weight: Float[Tensor, "R C"]) -> Float[Tensor, "R C"]:
-    """Return the weights as NVFP4 has them: E2M1, an E4M3 scale for 16, a float32 one for all.
+    """Round weights to NVFP4: E2M1 values, an E4M3 scale per 16 weights, and one float32 scale.
 
-    The scales are those of the largest weight, and all rounding is to the nearest, ties to even.
+    The scales are set by the largest weight, and all rounding is to the nearest value, ties to
+    even.
     """
     rows, columns = weight.shape
-    # Zeros at the end of a row change no block's largest weight.
+    # Zeros at the end of a row do not change the largest weight of a block.
     padded = torch.nn.functional.pad(weight.float(), (0, -columns % NVFP4_BLOCK))
     blocks = padded.view(rows, -1, NVFP4_BLOCK)
     tensor_scale = (blocks.abs().amax() / (E2M1_MAX * E4M3_MAX)).clamp_min(torch.finfo().tiny)
     scales = blocks.abs().amax(dim=-1, keepdim=True) / E2M1_MAX / tensor_scale
     scales = scales.clamp_max(E4M3_MAX).to(torch.float8_e4m3fn).float() * tensor_scale
-    # A block whose scale rounds to 0 has no other value.
+    # If the scale of a block rounds to 0, all its values are 0.
     values = _round_to_e2m1(blocks / scales.where(scales > 0, 1.0)) * scales
     return values.view(rows, -1)[:, :columns].to(weight.dtype)
 
@@ -120,7 +122,7 @@ def _round_to_nf4(weight: Tensor) -> Tensor:
     with _quietly():
         from torchao.quantization import NF4Tensor  # type: ignore[import-not-found]
     blocks = weight.numel() // NF4_BLOCK
-    # A small matrix has fewer scales than share a second one.
+    # A small matrix has fewer scales than the number that share a second scale.
     shared = next(count for count in range(NF4_SCALES, 0, -1) if blocks % count == 0)
     return NF4Tensor.from_tensor(weight, NF4_BLOCK, shared)
 
@@ -135,7 +137,7 @@ ROUNDERS: dict[QuantizationName, Callable[[Tensor], Tensor]] = {
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Import torchao without its notes about kernels for other devices; RecipeError without it."""
+    """Import torchao without its notes about other devices; raise RecipeError if it is missing."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -143,7 +145,7 @@ def _quietly() -> Iterator[None]:
     except ImportError as error:
         raise RecipeError(
             f"quantization needs the package torchao, which cannot be imported ({error}); install "
-            "it with pip install 'practicum[quantization]', or write quantization: nvfp4"
+            "it with pip install 'practicum[quantization]', or set quantization: nvfp4"
         ) from None
     finally:
         logging.disable(before)

@@ -1,7 +1,7 @@
-"""The processes that train one model together; by default there is one.
+"""Coordinate the processes that train one model together; by default there is one process.
 
-Passes are planned from the batch of all ranks, so every rank knows how many passes the others have.
-A rank with fewer takes part in the collectives of the others through passes of one token.
+Passes are planned from the batch of all ranks, so every rank knows how many passes each rank has. A
+rank with fewer passes runs passes of one token to take part in the remaining collectives.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,33 +30,33 @@ class Ranks(Protocol):
         ...
 
     def deal(self, passes: Sequence[Pass]) -> Sequence[Pass | None]:
-        """Return this rank's passes; None stands for a pass of another rank to keep in step with."""
+        """Return this rank's passes; None is a pass that only other ranks have."""
         ...
 
     def open_update(
         self, language_model: LanguageModel, learning: Collection[torch.nn.Parameter]
     ) -> AbstractContextManager[Head]:
-        """Open the head of an update; the gradients are summed over the ranks when it is closed.
+        """Open the head for an update; closing it sums the gradients over the ranks.
 
-        `learning` are all weights that learn, those that were added within the block included.
+        `learning` are all trained weights, including weights that were added within the block.
         """
         ...
 
     def decide(self, compute: Callable[[], T]) -> T:
-        """Return in all ranks what the first one computes, with tensors on the CPU."""
+        """Return the first rank's result in all ranks, with tensors on the CPU."""
         ...
 
     def open_pass(self, language_model: LanguageModel) -> AbstractContextManager[None]:
-        """Keep the ranks in step during a pass, whatever fails in one of them.
+        """Keep the ranks in step during a pass, even if one of them fails.
 
-        Raises torch.OutOfMemoryError in all ranks if the memory of one did not suffice.
+        Raises torch.OutOfMemoryError in all ranks if one rank ran out of memory.
         """
         ...
 
     def attempt(
         self, differentiate: Callable[[], Float[Tensor, "T D"]], hidden: Float[Tensor, "T D"]
     ) -> Float[Tensor, "T D"]:
-        """Return the gradient in the hidden states, or zeros if this rank's pass has failed."""
+        """Return the gradient of the hidden states, or zeros if this rank's pass failed."""
         ...
 
     def gather(self, part: T) -> list[T]:
@@ -70,13 +70,13 @@ class Ranks(Protocol):
     def clip(
         self, parameters: Collection[torch.nn.Parameter], max_norm: float, norm: float
     ) -> None:
-        """Scale the gradients, whose norm is known, down to `max_norm`."""
+        """Scale the gradients, which have a known norm, down to `max_norm`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OneRank:
-    """A trainer with a process of its own; see `Ranks`."""
+    """A trainer with only one process; see `Ranks`."""
 
     count: int = 1
 
@@ -92,7 +92,7 @@ class OneRank:
         yield language_model.head()
 
     def decide(self, compute: Callable[[], T]) -> T:
-        """Compute it."""
+        """Return the result of `compute`."""
         return compute()
 
     def open_pass(self, language_model: LanguageModel) -> AbstractContextManager[None]:
@@ -121,6 +121,6 @@ class OneRank:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return True if an error says that memory ran out."""
-    # The CPU allocator raises a plain RuntimeError, which only its text tells apart.
+    """Return True if an error is an out-of-memory error."""
+    # The CPU allocator raises a plain RuntimeError, which can only be recognized by its text.
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

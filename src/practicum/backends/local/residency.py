@@ -1,8 +1,8 @@
-"""Residency: where the weights of a scoring model stay between calls (device, CPU memory or disk).
+"""Place the weights of a scoring model between calls: on the device, in CPU memory or on disk.
 
-A model that is not resident is loaded for each call and freed after it. Its results stay: hidden
-states, and a head that is loaded again when someone reads them. An adapter that shares its base is
-merged for each call into new weights, which are those of the merged model to the bit.
+A model that is not resident is loaded for each call and freed afterwards. Its results remain:
+hidden states, and a head that is loaded again when they are read. An adapter that shares its base
+is merged into new weights for each call; they are bitwise equal to the weights of the merged model.
 """
 
 import copy
@@ -40,13 +40,13 @@ def build_scorer(
     chunk_tokens: int,
     record: ModelRecord | None = None,
 ) -> SamplingClient:
-    """Return a client over a model just loaded; `config.residency` places its weights.
+    """Return a client for a loaded model; `config.residency` places its weights.
 
-    The caller must drop its reference to `loaded`: only a resident model may stay in memory. What is
-    read from the disk again is compared with `record` first.
+    The caller must drop its reference to `loaded`: only a resident model may stay in memory. Files
+    that are read from disk again are first compared with `record`.
     """
     model, device = loaded.language_model, loaded.language_model.device
-    # The same products wherever the weights stay, so that the residency changes no bit.
+    # Use the same products for every residency, so that it does not change a bit.
     prepare_head = prepack_head if scores_with_layout(model) else _keep_head
 
     def open_sampler(language_model: LanguageModel) -> LocalSampler:
@@ -74,7 +74,7 @@ def build_scorer(
         return OffloadedSampler(lambda: open_sampler(complete(read())), head)
     if config.residency == "shared" and is_adapter_folder(loaded.source):
         return _build_shared(model, loaded.source, open_sampler, prepare_head, record)
-    # Elsewhere a model is built for each call, over weights that others read too.
+    # With other settings, a model is built for each call over weights that are shared.
     return replace(open_sampler(model).freeze(), layout=LayoutStore(owns_weights=True))
 
 
@@ -92,7 +92,7 @@ def _build_shared(
         return replace(base, model=merge_adapter(clone_to(base.device, base).model, folder).eval())
 
     merged = merge()
-    # An adapter that cannot be used is refused at the start, and not at the first answer.
+    # Refuse an unusable adapter at the start instead of at the first answer.
     check_finite(merged.model, folder)
     keeps_head = merged.head().weight.data_ptr() == base.head().weight.data_ptr()
     del merged
@@ -202,7 +202,7 @@ class OffloadedSampler(SamplingClient):
 def clone_to(device: torch.device, language_model: LanguageModel) -> LanguageModel:
     """Return a copy with its weights on a device; weights that are already there are shared."""
     model = language_model.model
-    # deepcopy takes what the memo holds in place of a copy: only the modules are made anew.
+    # deepcopy uses the entries of the memo instead of copies, so only the modules are new.
     moved: dict[int, Tensor] = {id(buffer): buffer.to(device) for buffer in model.buffers()}
     for weight in model.parameters():
         moved[id(weight)] = torch.nn.Parameter(weight.data.to(device), requires_grad=False)
@@ -221,9 +221,9 @@ def _keep_head(head: Head) -> Head:
 def _open_head_on_disk(
     loaded: LoadedModel, prepare: Callable[[Head], Head], record: ModelRecord | None
 ) -> OffloadedHead:
-    """Return the head stored in the model's folder, prepared whenever it is loaded.
+    """Return the head stored in the model's folder; it is prepared each time it is loaded.
 
-    Raises ModelError if it is not there.
+    Raises ModelError if the folder does not hold the head.
     """
     head, device = loaded.language_model.head(), loaded.language_model.device
     read_weight = _locate_weight(head.weight, loaded)
@@ -257,7 +257,7 @@ def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
                 return read
     raise ModelError(
         f"{loaded.source}: the weights of the head ({', '.join(names)}) are not in the folder as "
-        "the model uses them, so they cannot be read alone; write residency: swap or resident"
+        "the model uses them, so they cannot be read separately; set residency: swap or resident"
     )
 
 

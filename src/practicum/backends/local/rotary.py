@@ -1,10 +1,9 @@
-"""Fix rotary frequencies that depend on the length of a text once for all texts of a run.
+"""Fix length-dependent rotary frequencies once for all texts of a run.
 
 transformers chooses the frequencies of `longrope` (arXiv 2402.13753) and `dynamic` rotations by the
 longest text of a batch, and partly keeps them for later batches. A text's log-probabilities would
-then depend on its batch, and the text would be sampled with other frequencies than it is scored
-with. Here all texts of a run use the frequencies of its longest text, as in vLLM, which takes
-`max_model_len`.
+then depend on its batch, and the text would be sampled and scored with different frequencies. Here
+all texts of a run use the frequencies of its longest text, as in vLLM, which uses `max_model_len`.
 """
 
 import copy
@@ -57,7 +56,7 @@ def find_stretched_length(config: PreTrainedConfig) -> int | None:
 
 
 def _list_kinds(module: torch.nn.Module) -> Iterator[tuple[str | None, str]]:
-    """Yield the kinds of a rotation that depend on length, with the type of layer if it has several."""
+    """Yield the length-dependent kinds of a rotation, with the layer type if there are several."""
     kinds = vars(module).get("rope_type")
     by_part = kinds if isinstance(kinds, dict) else {None: kinds}
     yield from ((part, kind) for part, kind in by_part.items() if kind in (LONGROPE, DYNAMIC))
@@ -77,7 +76,7 @@ def _fix_scale(config: Any, longest: int) -> Any:
 
 
 def _find_limit(config: Any, part: str | None, kind: str, longest: int) -> int:
-    """Return the longest text that is read by the same frequencies as one of `longest` tokens."""
+    """Return the longest text that has the same frequencies as a text of `longest` tokens."""
     rotation = config.rope_parameters if part is None else config.rope_parameters[part]
     if kind == DYNAMIC:
         return max(longest, config.max_position_embeddings)

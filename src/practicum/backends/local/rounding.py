@@ -1,8 +1,8 @@
-"""Round the linear maps of a model once, instead of at every token that it decodes.
+"""Round the linear maps of a model once instead of at every decoded token.
 
 A student with `dtype: bfloat16` learns in float32 and multiplies in bfloat16. Autocast rounds a
-weight each time it is used: 6 bytes moved for each weight of 2. That is little in a pass over
-thousands of tokens, and most of the time in a decode step of a few.
+weight each time it is used, and moves 6 bytes for each 2-byte weight. This costs little in a pass
+over thousands of tokens, but takes most of the time in a decode step of a few tokens.
 """
 
 import torch
@@ -16,7 +16,7 @@ def round_linear_maps(language_model: LanguageModel) -> dict[str, Tensor]:
     """Return bfloat16 copies of the weights that autocast would round at each use, by name.
 
     With them as an overlay the model computes the same bits: autocast rounds the operands of linear
-    maps, and leaves embeddings and norms as they are. Empty for a model that needs no rounding.
+    maps, but not embeddings and norms. The result is empty for a model that needs no rounding.
     """
     if not language_model.autocast:
         return {}

@@ -1,6 +1,6 @@
 """Sample from and score with a local model.
 
-Every completion has its own random stream, so the completions that share a batch change a sampled
+Every completion has its own random stream, so the other completions in a batch affect a sampled
 token only through the rounding of matrix products.
 """
 
@@ -53,14 +53,14 @@ from practicum.types import (
 
 @dataclass(frozen=True, slots=True)
 class LocalSampler(SamplingClient):
-    """Samples and scores with a local model, with live weights or an `overlay` of some.
+    """Sample and score with a local model that uses its live weights or an `overlay`.
 
     `batch_size` completions decode at once. Scoring holds the [., V] log-probabilities of
     `chunk_tokens` tokens at once, and leaves at most `device_bytes` of a call's hidden states on a
-    device that is not the CPU. If the weights never change, scoring keeps the states of the prefix
-    that texts share in `prefixes`, and the prepacked weights in `layout`. With `learns`, samples
-    keep the states that an update of the same step can take. With `kept`, texts that go on from
-    call to call are read once.
+    device that is not the CPU. If the weights never change, scoring keeps the states of shared text
+    prefixes in `prefixes`, and the prepacked weights in `layout`. With `learns`, samples keep the
+    states that an update of the same step can use. With `kept`, texts that later calls continue are
+    read once.
     """
 
     language_model: LanguageModel
@@ -75,7 +75,7 @@ class LocalSampler(SamplingClient):
 
     def remember_texts(self) -> Self:
         """Return the same sampler with room for texts that will be continued."""
-        # What cannot be packed, such as a recurrent state, is read again.
+        # A model that cannot pack, for example because of a recurrent state, reads its texts again.
         can_keep = self.language_model.max_packed_tokens > 0
         return replace(self, kept=KeptTexts()) if can_keep else self
 
@@ -91,13 +91,13 @@ class LocalSampler(SamplingClient):
         )
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion a request, in order."""
+        """Sample one completion per request, in order."""
         if not requests:
             return []
         return run_to_end(self._open_loop(requests, params), len(requests), self.batch_size)
 
     def run_steps(self, requests: Sequence[SampleRequest], params: SamplingParams) -> Steps:
-        """Sample as `sample` does, but yield after each few tokens and each prefill."""
+        """Sample as `sample` does, but yield every few tokens and after each prefill."""
         if not requests:
             return []
         return (yield from self._open_loop(requests, params).run(self.batch_size))
@@ -105,8 +105,9 @@ class LocalSampler(SamplingClient):
     def _open_loop(self, requests: Sequence[SampleRequest], params: SamplingParams) -> "_Loop":
         model, check = self.language_model, stop_check(params, self.language_model.tokenizer)
         settings = choose_settings(model)
-        # As few tokens as that do not repay packing the weights and capturing a step.
-        # Its streams begin with a completion, so one that continues is sampled step by step.
+        # A few tokens do not repay the cost of packing the weights and capturing a step. The static
+        # program starts streams at a completion's first token, so a continued completion is sampled
+        # step by step.
         begins = all(request.continues is None for request in requests)
         if settings is not None and begins and params.max_new_tokens >= MIN_DECODE_STEPS:
             settings = replace(settings, kept=self.kept)
@@ -139,8 +140,8 @@ class LocalSampler(SamplingClient):
     def _open_recorder(
         self, requests: Sequence[SampleRequest], params: SamplingParams
     ) -> StateRecorder | None:
-        # Weights of an overlay are not those that an update or a later call may see, and of a text
-        # that goes on from a kept one only the end is read.
+        # An update or a later call may use other weights than the overlay's. Of a text that
+        # continues a kept text, only the end is read.
         if self.overlay or self.kept is not None:
             return None
         recording = Recording.plan(self.language_model, requests, params, learns=self.learns)
@@ -156,7 +157,7 @@ class LocalSampler(SamplingClient):
         """Sample each token from `share * T + (1 - share) * S` (MiniLLM, arXiv 2306.08543).
 
         T and S are the teacher's and the student's sampling distributions, after temperature, top-k
-        and top-p. Returns one completion a request.
+        and top-p. Returns one completion per request.
         """
         if not requests:
             return []
@@ -174,7 +175,7 @@ class LocalSampler(SamplingClient):
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
     ) -> DecodeBatch:
-        """Start decoding the prompts, `rows` at a time, up to `new_tokens` new tokens each."""
+        """Start decoding the prompts, `max_rows` at a time, up to `max_new_tokens` tokens each."""
         return open_decode_batch(
             self.language_model, self.overlay, prompts, max_rows, max_new_tokens, self.kept
         )
@@ -186,7 +187,7 @@ class LocalSampler(SamplingClient):
         model.model.eval()
         signals: list[TeacherSignal] = []
         with model.weights(self.overlay):
-            # Over the overlay's storage, so that the head outlives the block.
+            # Build the head over the overlay's storage, so that it outlives the block.
             layout = self.layout
             prepacked = PrepackedModel(model, 0) if layout is None else layout.open(model)
             head = prepacked.head
@@ -195,7 +196,8 @@ class LocalSampler(SamplingClient):
             def compute(model: LanguageModel, texts: Sequence[ScoreRequest]) -> Tensor:
                 prefixes = self.prefixes
                 read = compute_hidden_states if prefixes is None else prefixes.compute_hidden_states
-                # Log-probabilities are read from the states at once; only states themselves wait.
+                # Log-probabilities are computed from the states immediately; only the states
+                # themselves are stored.
                 return (
                     read(model, texts) if signal.sampled else store.store_pass(read(model, texts))
                 )
@@ -229,17 +231,17 @@ class LocalSampler(SamplingClient):
 
 
 class _Loop(Protocol):
-    """A sampling call; `finished` counts the completions that ended."""
+    """A sampling call; `finished` counts the finished completions."""
 
     finished: int
 
     def run(self, rows: int) -> Steps:
-        """Decode until every completion ended, at most `rows` at a time."""
+        """Decode until all completions have ended, at most `rows` at a time."""
         ...
 
 
 def run_to_end(loop: _Loop, count: int, rows: int) -> list[Sample]:
-    """Decode `count` completions without pauses, and show how many of them ended."""
+    """Decode `count` completions without pauses, and show the number of finished completions."""
     steps = loop.run(rows)
     with show_wait("answers", count) as wait:
         while True:
@@ -251,11 +253,11 @@ def run_to_end(loop: _Loop, count: int, rows: int) -> list[Sample]:
 
 
 class _DecodeLoop:
-    """Generates all completions of a call, from a mixture if a teacher and its share are given.
+    """Generate all completions of a call, from a mixture if a teacher and its share are given.
 
     `check_stops` decides which completions end. A completion that ends frees its row for the next
-    one if every decode batch can refill. `library` draws the tokens if it is given, and
-    `read_states` returns what was kept of a completion.
+    completion if every decode batch can refill. `library` draws the tokens if it is given, and
+    `read_states` returns the states that were kept of a completion.
     """
 
     def __init__(
@@ -284,10 +286,10 @@ class _DecodeLoop:
         self.waiting = iter(range(len(streams)))
         self.stopped: set[int] = set()
         self.finished = 0
-        """The number of completions that ended."""
+        """The number of finished completions."""
 
     def run(self, rows: int) -> Steps:
-        """Decode until every completion ended; `active` lists the completion in each row."""
+        """Decode until all completions have ended; `active` lists the completion in each row."""
         active: list[int] = []
         if self.params.max_new_tokens:
             yield from self._fill_rows(active, rows)
@@ -309,20 +311,20 @@ class _DecodeLoop:
             # Texts that start together are read in one pass.
             active += [] if active else self._admit(rows)
             return
-        # One by one: an admission then reads prompts in one pass at most, and sixty-four prompts of
-        # a thousand tokens do not keep other work waiting until the last of them is read.
+        # Admit one by one: an admission then runs at most one pass, and 64 prompts of a thousand
+        # tokens do not block other work until all of them are read.
         while len(active) < rows and (admitted := self._admit(1)):
             active += admitted
             yield
 
     def _admit(self, most: int) -> list[int]:
-        """Fill free rows with waiting completions, and return these."""
+        """Fill free rows with waiting completions, and return these completions."""
         counts = {batch.admit(most) for batch in self.batches}
         assert len(counts) == 1, "decode batches in lockstep admit the same texts"
         return [next(self.waiting) for _ in range(counts.pop())]
 
     def _find_unfinished(self, active: Sequence[int]) -> list[int]:
-        """Return the rows whose completions go on, and note the completions that stopped."""
+        """Return the rows with unfinished completions, and record the completions that stopped."""
         stops = self.check_stops([self.tokens[text] for text in active])
         self.stopped |= {text for text, stopped in zip(active, stops, strict=True) if stopped}
         most = self.params.max_new_tokens
@@ -364,7 +366,7 @@ class _DecodeLoop:
 
 
 def _compact_rows(rows: Sequence[int]) -> list[int]:
-    """Return the surviving rows without gaps; the last ones move into the gaps.
+    """Return the surviving rows without gaps; the last rows move into the gaps.
 
     No other row moves: moving copies a row's KV cache.
     """

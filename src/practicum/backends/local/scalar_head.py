@@ -1,7 +1,8 @@
-"""A model with one number a token: a body with a linear output of width one, and their own AdamW.
+"""Train a model with one output per token: a body with a linear output of width one, and AdamW.
 
-The loss is whoever calls `fit`'s: it hands in the derivative in each number. A step is therefore a
-sum of slope times number, whatever the loss, and is cut into micro-batches like the student's.
+The caller of `fit` computes the loss and passes its derivative with respect to each output. For any
+loss, a step therefore uses the sum of slope times output, and is split into micro-batches like the
+student's step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from practicum.text.tokenizers import shorten_error
 from practicum.types import Metrics, ScoreRequest
 
 HEAD = "scalar_head"
-"""The name of the output's weights, last in a row with its bias."""
+"""The name of the output's weights; its bias is the last entry."""
 
 
 class LocalScalarModel(ScalarModel):
@@ -38,7 +39,7 @@ class LocalScalarModel(ScalarModel):
         self._language_model = language_model
         self._limits = limits
         width = language_model.model.config.get_text_config().hidden_size
-        # From 0: a new judge says 0 of everything, and draws no random number.
+        # Start from 0: a new scorer predicts 0 for every token, and draws no random numbers.
         head = torch.nn.Parameter(torch.zeros(width + 1, device=language_model.device))
         self._parameters = {**language_model.trainable_parameters(), HEAD: head}
         self._head = head
@@ -47,7 +48,7 @@ class LocalScalarModel(ScalarModel):
 
     @torch.no_grad()
     def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
-        """Return the number of the state before each of a text's tokens."""
+        """Return the output at the state before each of a text's tokens."""
         model = self._language_model
         model.model.eval()
         limit = find_limits(model.device).scored_tokens
@@ -60,7 +61,7 @@ class LocalScalarModel(ScalarModel):
         slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
-        """Take one step of AdamW down the slopes; see `practicum.ports.ScalarModel`."""
+        """Take one AdamW step along the negative slopes; see `practicum.ports.ScalarModel`."""
         self._language_model.model.eval()
         plan = self._plan(texts)
         try:
@@ -78,7 +79,7 @@ class LocalScalarModel(ScalarModel):
         return self._step(params)
 
     def save_state(self) -> dict[str, Tensor]:
-        """Return the weights that learn, and AdamW's moments."""
+        """Return the trained weights and AdamW's moments."""
         moments = {
             f"{name}/{moment}": tensor.detach()
             for name, parameter in self._parameters.items()
@@ -88,7 +89,7 @@ class LocalScalarModel(ScalarModel):
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore weights and moments; CheckpointError if they belong to another model."""
+        """Restore weights and moments; raise CheckpointError if they belong to another model."""
         if not tensors:
             return
         # Moments are named after their weight, and no parameter of torch has a slash in its name.
@@ -110,11 +111,11 @@ class LocalScalarModel(ScalarModel):
             state[moment] = tensors[key].detach().clone().to(device)
 
     def _read(self, hidden: Float[Tensor, "T D"]) -> Float[Tensor, " T"]:
-        """Return the output of hidden states."""
+        """Return the outputs of hidden states."""
         return hidden.float() @ self._head[:-1] + self._head[-1]
 
     def _plan(self, texts: Sequence[ScoreRequest]) -> GraphPlan:
-        """Plan the micro-batches of an update as the student's are planned."""
+        """Plan the micro-batches of an update like the student's."""
         if self._limits.micro_batch_tokens is not None:
             return GraphPlan(self._limits.micro_batch_tokens, recompute=False)
         if self._bytes_a_token is None:
@@ -126,14 +127,14 @@ class LocalScalarModel(ScalarModel):
     def _add_gradients(
         self, texts: Sequence[ScoreRequest], slopes: Sequence[Tensor], limit: int
     ) -> None:
-        """Add the gradient of the sum of slope times number, a micro-batch at a time."""
+        """Add the gradient of the sum of slope times output, one micro-batch at a time."""
         model = self._language_model
         for part in split_by_tokens(texts, limit, model.max_packed_tokens):
             numbers = self._read(compute_hidden_states(model, texts[part]))
             (torch.cat(list(slopes[part])).to(numbers) * numbers).sum().backward()
 
     def _step(self, params: AdamParams) -> Metrics:
-        """Clip, apply and clear the gradient; without a finite one, skip the step and say so."""
+        """Clip, apply and clear the gradient; skip and report the step if it is not finite."""
         norm = torch.nn.utils.clip_grad_norm_(
             list(self._parameters.values()), params.max_grad_norm
         ).item()

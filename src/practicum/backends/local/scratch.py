@@ -31,7 +31,7 @@ from practicum.types import Message, Prompt
 MAX_POSITIONS = 512
 
 MAX_TURNS = 256
-"""The longest conversation of an expert that a model is pretrained on."""
+"""The maximum number of turns in an expert's conversation for pretraining."""
 
 
 def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
@@ -41,7 +41,7 @@ def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> P
     turns of its expert.
     """
     if not (folder / "config.json").is_file():
-        # Renamed when complete, so that an interrupted call leaves no half-made model.
+        # Rename when complete, so that an interrupted call leaves no incomplete model.
         temporary = folder.with_name(f"{folder.name}.tmp")
         lessons = list_lessons(task, config.seed) if config.pretrain.steps else []
         _copy_or_build(temporary, config, collect_alphabet(task), lessons)
@@ -52,7 +52,7 @@ def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> P
 def _copy_or_build(
     folder: Path, config: ScratchConfig, alphabet: str, lessons: Sequence[Prompt]
 ) -> None:
-    """Write a model folder; the runs of a comparison, which are alike, make the same model once."""
+    """Write a model folder; runs of a comparison that need the same model build it once."""
     if not (shared := os.environ.get("PRACTICUM_SHARED_MODELS")):
         build_scratch_model(folder, config, alphabet, lessons)
         return
@@ -62,7 +62,7 @@ def _copy_or_build(
         with tempfile.TemporaryDirectory(dir=shared) as temporary:
             built = Path(temporary) / "model"
             build_scratch_model(built, config, alphabet, lessons)
-            # A run next to this one may have made the same model meanwhile.
+            # A parallel run may have made the same model in the meantime.
             with contextlib.suppress(OSError):
                 built.rename(model)
     shutil.copytree(model, folder, dirs_exist_ok=True)
@@ -78,10 +78,10 @@ def collect_alphabet(task: Task) -> str:
 
 
 def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
-    """Return what a model is pretrained on: the training prompts with their answers.
+    """List the pretraining examples: the training prompts with their answers.
 
-    Of a task that answers back, they are the turns of one conversation of its expert about each.
-    Raises DataError if a conversation does not end.
+    For a task with conversations, they are the turns of one conversation of its expert about each
+    prompt. Raises DataError if a conversation does not end.
     """
     if not (task.has_expert and task.opens_episodes):
         return task.train_prompts()
@@ -94,7 +94,7 @@ def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
                 if len(turns) == MAX_TURNS:
                     raise DataError(
                         f"pretrain: the task's conversation with its expert about {prompt.id!r} has "
-                        f"not ended after {MAX_TURNS} turns; write pretrain: {{steps: 0}}"
+                        f"not ended after {MAX_TURNS} turns; set pretrain: {{steps: 0}}"
                     )
                 texts = task.expert(prompt, turns)
                 turns += draw.choices(list(texts), list(texts.values()))
@@ -161,7 +161,7 @@ def _pretrain(
     ]
     if not pairs:
         raise DataError(
-            "pretrain.steps is set, but no training prompt has an answer to learn; write pretrain: "
+            "pretrain.steps is set, but no training prompt has an answer to learn; set pretrain: "
             "{steps: 0}"
         )
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)

@@ -1,6 +1,7 @@
-"""Use the student as its own teacher: the same modules with another set of the trainable weights.
+"""Use the student as its own teacher: the same modules with other trainable weights.
 
-Only the trainable weights are copied, so the self-teacher of a LoRA student costs the adapters.
+Only the trainable weights are copied, so the self-teacher of a LoRA student only costs a copy of
+the adapters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from practicum.types import Datum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSelfTeacher(LocalSampler, SelfTeacher):
-    """Scores with weights that follow the student's by a rule.
+    """Score with weights that follow the student's by a rule.
 
     `overlay` holds the weights that replace the student's; it is empty if they are live.
     """
@@ -29,7 +30,7 @@ class LocalSelfTeacher(LocalSampler, SelfTeacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Every signal, but only at its own step: the weights follow the student's."""
+        """Every signal, but only at the current step: the weights follow the student's."""
         return replace(super(LocalSelfTeacher, self).capabilities, follows_student=True)
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from practicum.costs import ModelDims, TrainableDims
 def measure_dims(language_model: LanguageModel) -> ModelDims:
     """Measure a model's dimensions for FLOP counts.
 
-    For a mixture of experts, only the entries that one token is multiplied with count.
+    For a mixture of experts, only count the entries that one token is multiplied with.
     """
     model = language_model.model
     config = model.config.get_text_config()
@@ -51,7 +51,7 @@ def measure_trainable(language_model: LanguageModel) -> TrainableDims:
 
 
 def _list_matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the body's weights that multiply: two axes or more, and not an embedding."""
+    """Yield the body's weight matrices: weights with two or more axes, except embeddings."""
     embeddings = {
         id(weight)
         for module in find_body(model).modules()
@@ -68,7 +68,8 @@ def _count_active(
 ) -> tuple[int, int]:
     """Count the entries that one token is multiplied with: in the weights and in their adapters.
 
-    For weights that hold several experts, these are the entries of the experts a token goes to.
+    For weights that hold several experts, count the entries of the experts that a token is routed
+    to.
     """
     config = model.config.get_text_config()
     name = "num_experts_per_tok"
@@ -84,7 +85,7 @@ def _count_active(
 
 
 def _count_layers_passed(model: PreTrainedModel) -> int:
-    """Count the last layers that the gradient passes: all of them if the embedding is trainable."""
+    """Count the last layers that the gradient passes: all layers if the embedding is trainable."""
     layers = find_layers(model)
     if layers is None or any(
         weight.requires_grad for weight in model.get_input_embeddings().parameters()

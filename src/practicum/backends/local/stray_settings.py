@@ -1,4 +1,4 @@
-"""Remove settings of a config that transformers' cache obeys and the model itself does not read.
+"""Remove config settings that transformers' cache uses and the model itself does not read.
 
 `LlamaConfig` has no `sliding_window`, and `LlamaModel` sees the whole text. A `sliding_window` in
 its config.json still gives it a cache that forgets, so the model would sample from a different
@@ -17,9 +17,9 @@ CACHE_SETTINGS = ("layer_types", "sliding_window", "attention_chunk_size", "kv_s
 
 
 def drop_stray_settings(model: PreTrainedModel, source: str) -> None:
-    """Remove the settings of the cache that no class of the config knows, and log their names.
+    """Remove cache settings that no class of the config declares, and log their names.
 
-    Only transformers' own classes name all settings that their models read.
+    Only transformers' own classes declare all settings that their models read.
     """
     config = model.config.get_text_config()
     if not type(config).__module__.startswith("transformers."):
@@ -35,6 +35,6 @@ def drop_stray_settings(model: PreTrainedModel, source: str) -> None:
 
 
 def _knows(kind: type[PreTrainedConfig], name: str) -> bool:
-    """Return True if a class names a setting; some are computed and no field declares them."""
+    """Return True if a class declares a setting; some are computed properties, not fields."""
     classes = kind.__mro__[: kind.__mro__.index(PreTrainedConfig)]
     return any(name in inspect.getsource(part) for part in classes)

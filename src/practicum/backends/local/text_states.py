@@ -1,8 +1,8 @@
-"""Keep what a model computes of texts as it writes them, and spare later passes that part.
+"""Keep the states that a model computes while it writes texts, so that later passes can reuse them.
 
-An evaluation scores the very answers that the student has just written: the hidden states that
-predicted their tokens are known. A student that trains its last layers learns from answers that it
-has written in the same step: the layers below have not changed since.
+An evaluation scores answers that the student has just written, so the hidden states that predicted
+their tokens are known. A student that trains only its last layers learns from answers that it wrote
+in the same step, and the layers below have not changed since then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +23,15 @@ from practicum.backends.local.language_model import (
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TextStates
 
 MAX_BYTES = 64 * 2**20
-"""The most bytes of states that a sampling call keeps; of one that could need more, none are."""
+"""The maximum bytes of states per sampling call; a call that could need more keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The states that a sampling call keeps of its texts.
+    """The states of its texts that a sampling call keeps.
 
-    `hidden`: the states that predict tokens; `lower_layers`: of how many layers the last one's
-    states of all tokens, 0 for none.
+    `hidden` keeps the states that predict tokens. `lower_layers` keeps the states of all tokens
+    after this number of layers; 0 keeps none.
     """
 
     hidden: bool = False
@@ -51,10 +51,10 @@ class Recording:
         *,
         learns: bool,
     ) -> "Recording":
-        """Return what is worth keeping and fits; `learns`: an update of the student may follow."""
+        """Plan the states that are worth keeping and fit; with `learns`, an update may follow."""
         if not language_model.is_exact or language_model.device.type != "cpu":
             return cls()
-        # One or the other: after an evaluation's answers nothing is learned.
+        # Only one is needed: the student does not learn from an evaluation's answers.
         if params.rescored:
             planned, prompt_tokens = cls(hidden=True), 0
         else:
@@ -69,7 +69,7 @@ class Recording:
 
 
 class StateRecorder:
-    """Collects the states of texts that are decoded together; texts have numbers from 0 on."""
+    """Collect the states of texts that are decoded together; texts are numbered from 0."""
 
     def __init__(self, language_model: LanguageModel, recording: Recording) -> None:
         self.recording = recording
@@ -80,7 +80,7 @@ class StateRecorder:
     def add_prompt(
         self, text: int, last_hidden: Float[Tensor, " D"], lower: Float[Tensor, "P D"] | None
     ) -> None:
-        """Keep the states of a text's prompt: its last one, and those between the layers."""
+        """Keep a prompt's last hidden state, and its states between the layers."""
         if self.recording.hidden:
             self._hidden[text] = [last_hidden[None]]
         if lower is not None:
@@ -100,7 +100,7 @@ class StateRecorder:
                 self._lower[text].append(lower[row : row + 1])
 
     def take(self, text: int, tokens: tuple[int, ...]) -> TextStates | None:
-        """Return the states of a text that ended; they are not kept here any longer."""
+        """Return the states of a finished text, and drop them here."""
         hidden, lower = (states.pop(text, None) for states in (self._hidden, self._lower))
         if hidden is None and lower is None:
             return None
@@ -113,28 +113,28 @@ class StateRecorder:
 
 
 def identify_weights(language_model: LanguageModel) -> tuple[int, int]:
-    """Return which model it is, and a number that every change of a weight in place raises."""
+    """Return the model's identity, and a number that in-place changes of weights increase."""
     model = language_model.model
     return id(model), sum(parameter._version for parameter in model.parameters())
 
 
 def count_frozen_layers(language_model: LanguageModel) -> int:
-    """Return the number of layers below the first one that learns, of a Llama-like model.
+    """Return the number of layers below the first trained layer of a Llama-like model.
 
-    0 if the embedding learns too, or nothing at all.
+    This is 0 if the embedding is trained too, or if nothing is trained.
     """
     embedding = language_model.model.get_input_embeddings().weight
     if embedding.requires_grad or not language_model.trainable_parameters():
         return 0
     layers = find_layers(language_model.model) or ()
     learns = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
-    # Above the layers are the last norm and the head alone.
+    # Above the layers there are only the last norm and the head.
     return learns.index(True) if True in learns else len(learns)
 
 
 @contextmanager
 def capture_layer(language_model: LanguageModel, count: int) -> Iterator[list[Tensor]]:
-    """Collect the states after so many layers from each pass in the block; of none if it is 0."""
+    """Collect the states after `count` layers from each pass in the block; 0 collects none."""
     captured: list[Tensor] = []
     layers = find_layers(language_model.model)
     if not count or layers is None:
@@ -150,7 +150,7 @@ def capture_layer(language_model: LanguageModel, count: int) -> Iterator[list[Te
 
 
 def find_hidden(language_model: LanguageModel, text: ScoreRequest) -> Float[Tensor, "T D"] | None:
-    """Return the states that predict the text's tokens, if they are those of the present weights."""
+    """Return the states that predict the text's tokens, if the current weights computed them."""
     states = text.states
     if states is None or not _is_about(states, text):
         return None
@@ -163,9 +163,9 @@ def skip_lower_layers(
     texts: Sequence[ScoreRequest],
     places: Callable[[], Sequence[Int[Tensor, " L"]]],
 ) -> AbstractContextManager[None]:
-    """Let a packed pass begin above the layers that never change, if all texts' states there are kept.
+    """Let a packed pass start above the frozen layers, if the states of all texts there are kept.
 
-    `places` returns where each text's tokens are in the row.
+    `places` returns the row positions of each text's tokens.
     """
     recorded = [
         text.states.lower
@@ -193,5 +193,5 @@ def _pass_on(states: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _is_about(states: TextStates, text: ScoreRequest) -> bool:
-    # An answer may have been cut or completed since it was written.
+    # An answer may have been truncated or completed since it was written.
     return states.text == (*text.prompt_tokens, *text.tokens)

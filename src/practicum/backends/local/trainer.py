@@ -1,9 +1,9 @@
-"""The training client: gradients of an objective over a local model, computed chunk by chunk.
+"""Train a local model: compute the gradients of an objective chunk by chunk.
 
-The loss and its gradient in the hidden states are computed as soon as a chunk's logits exist, so
-the [T, V] matrices are never in memory at once. One backward pass through the body follows for each
-micro-batch. The full batch fixes every token's share of the loss before the first micro-batch, so
-the cuts change nothing but rounding.
+The loss and its gradient with respect to the hidden states are computed as soon as a chunk's logits
+exist, so the [T, V] matrices are never in memory at once. One backward pass through the body
+follows for each micro-batch. The full batch determines every token's share of the loss before the
+first micro-batch, so splitting the batch only changes rounding.
 """
 
 import contextlib
@@ -75,17 +75,17 @@ from practicum.text.tokenizers import shorten_error
 from practicum.types import Datum, ForwardResult, Metrics, ScoreRequest
 
 ONE_TOKEN = ScoreRequest((0,), (0,))
-"""The text of a pass that only keeps in step with those of other ranks."""
+"""The text of a pass that only keeps this rank in step with passes of other ranks."""
 
 
 class LocalTrainer:
-    """Trains a local model; see `practicum.ports.TrainingClient`.
+    """Train a local model; see `practicum.ports.TrainingClient`.
 
     Training and sampling compute the same function, unless `dropout` is set: then the dropout of
     the model's config is active in training. The token weights `not_special` exclude `special_ids`.
     `ranks` are the processes that each hold a shard of the model and learn from a share of the
-    batch; each of them has a trainer, and all are called alike. `bytes_a_token` is the activation
-    memory of a token if it is known already.
+    batch; each rank has a trainer, and all trainers receive the same calls. `bytes_a_token` is the
+    activation memory per token if it is already known.
     """
 
     def __init__(
@@ -115,13 +115,15 @@ class LocalTrainer:
 
     def build_sampling_client(self) -> LocalSampler:
         """Return a client that samples from the live weights."""
-        # Dropout would change the layers that do not learn, and ranks read no other's states.
+        # Dropout would change the frozen layers' states, and a rank does not read states of another
+        # rank.
         learns = not self._dropout and self._ranks.count == 1
         return replace(self._open_sampler(self.language_model, {}), learns=learns)
 
     def snapshot(self) -> LocalSampler:
         """Return a client that samples from a copy of the current trainable weights."""
-        # With its own modules over the other weights: another thread samples while these train.
+        # The snapshot has its own modules and shares the frozen weights: another thread samples
+        # while this trainer trains.
         if self._snapshot_model is None:
             self._snapshot_model = clone_to(self.language_model.device, self.language_model)
         return self._open_sampler(self._snapshot_model, self._copy_weights())
@@ -146,8 +148,8 @@ class LocalTrainer:
     ) -> ForwardResult:
         """Accumulate the gradient of the objective over all datums, in micro-batches.
 
-        Halves the micro-batch when memory runs out. Raises ResourceError if one sequence alone does
-        not fit.
+        Halves the micro-batch when memory runs out. Raises ResourceError if even a single sequence
+        does not fit.
         """
         with self.add_gradients():
             plan = self.plan_micro_batch(find_longest_length(data))
@@ -155,11 +157,11 @@ class LocalTrainer:
 
     @contextlib.contextmanager
     def add_gradients(self) -> Iterator[None]:
-        """Add the gradients of the block to the accumulated ones, and keep the random state.
+        """Add the block's gradients to the accumulated gradients, and preserve the random state.
 
-        If the block raises an error, the accumulated gradients stay as they were.
+        If the block raises an error, the accumulated gradients do not change.
         """
-        # Set aside, so that the block may discard its own gradients and start again.
+        # Set them aside, so that the block may discard its own gradients and start again.
         accumulated = [(parameter, parameter.grad) for parameter in self._parameters.values()]
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
@@ -178,7 +180,7 @@ class LocalTrainer:
     def optim_step(self, params: AdamParams) -> Metrics:
         """Take one step of AdamW on the clipped gradient.
 
-        Without a finite gradient nothing changes, and the metrics report it as skipped.
+        Without a finite gradient nothing changes, and the metrics report a skipped step.
         """
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = self._ranks.compute_norm(gradients)
@@ -197,7 +199,7 @@ class LocalTrainer:
     @property
     def state_bytes(self) -> int:
         """The bytes of the files that `save_state` fills once AdamW has moments."""
-        # Four tensors a parameter: the weight, two moments of its size, and a step counter.
+        # Four tensors per parameter: the weight, two moments of its size, and a step counter.
         fixed_bytes = 4 + 4 * HEADER_BYTES
         return sum(3 * parameter.nbytes + fixed_bytes for parameter in self._parameters.values())
 
@@ -211,7 +213,7 @@ class LocalTrainer:
         return {"student": weights, "optimizer": moments}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore weights and moments in place; CheckpointError if they belong to another model."""
+        """Restore weights and moments in place; raise CheckpointError if they do not fit."""
         restore_projections(self._parameters, self._optimizer, tensors["student"])
         check_state(self._parameters, tensors)
         with torch.no_grad():
@@ -228,7 +230,7 @@ class LocalTrainer:
         self.language_model.model.train(self._dropout)
 
     def plan_micro_batch(self, longest_text: int) -> GraphPlan:
-        """Plan the micro-batches of a batch whose longest text has so many tokens."""
+        """Plan the micro-batches of a batch with a longest text of `longest_text` tokens."""
         if self.limits.micro_batch_tokens is not None:
             return GraphPlan(self.limits.micro_batch_tokens, recompute=False)
         if self._bytes_a_token is None:
@@ -240,7 +242,7 @@ class LocalTrainer:
     def _retry_with_less_memory(
         self, datums: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan
     ) -> ForwardResult:
-        """Compute this call's gradient, starting again with half the micro-batch until it fits."""
+        """Compute this call's gradient; retry with half the micro-batch until it fits."""
         halvings = 0
         while True:
             try:
@@ -262,7 +264,7 @@ class LocalTrainer:
         split_datums = split_pools(datums)
         device = self.language_model.device
         batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
-        # Once an update: the chunks and passes below only call what is chosen here.
+        # Done once per update: the chunks and passes below only call the functions chosen here.
         compiled = compile_objective(objective)
         records = UpdateStatistics(len(batch.tokens), device)
         share = self._find_share(datums, micro_batch_tokens)
@@ -276,7 +278,7 @@ class LocalTrainer:
                 head,
                 self._ranks.decide,
             )
-            # The closed form needs no autograd through the head, so a prepacked copy can serve it.
+            # The closed form needs no autograd through the head, so it can use a prepacked copy.
             if len(batch.tokens) >= MIN_HEAD_ROWS and compiled.fuses():
                 head = prepack_head(head)
             coefficients = None
@@ -290,22 +292,23 @@ class LocalTrainer:
                     self._backward_pass(micro_batch, seed, head, compiled, coefficients, records)
         records.merge(self._ranks.gather(records))
         if records.is_broken or records.has_no_supervision:
-            # A gradient of zeros would still move the weights, by AdamW's momentum and decay.
+            # A gradient of zeros would still change the weights, through AdamW's momentum and
+            # decay.
             self._optimizer.zero_grad(set_to_none=True)
         return records.build_result(split_datums, datums)
 
     def _find_share(self, datums: Sequence[Datum], limit: int) -> int:
-        """Return the tokens of a micro-batch with which no rank stays without one."""
+        """Return the micro-batch size, in tokens, at which every rank gets a micro-batch."""
         count = self._ranks.count
         return limit if count == 1 else max(min(limit, -(-count_tokens(datums) // count)), 1)
 
     def _build_micro_batches(
         self, datums: Sequence[Datum], batch: TokenBatch, limit: int
     ) -> list[Pass]:
-        """Cut the datums into micro-batches of at most `limit` tokens."""
+        """Split the datums into micro-batches of at most `limit` tokens."""
         max_packed_tokens = self.language_model.max_packed_tokens
         rows_by_batch = list(group_rows_into_passes(datums, limit, max_packed_tokens))
-        # A teacher's head stays loaded if the very next rows need it too, also across passes.
+        # A teacher's head stays loaded if the next rows also need it, even across passes.
         rows_in_order = [rows for teacher_rows in rows_by_batch for rows in teacher_rows]
         next_rows = [*rows_in_order[1:], []]
         heads_needed_next = (collect_head_keys(datums, rows) for rows in next_rows)
@@ -323,13 +326,13 @@ class LocalTrainer:
         batch_coefficients: list[Tensor] | None,
         records: UpdateStatistics,
     ) -> None:
-        """Add one micro-batch's gradient, or keep in step with the ranks that have another one."""
+        """Add one micro-batch's gradient, or only stay in step with ranks that have one."""
         if micro_batch is None:
             hidden = compute_hidden_states(self.language_model, [ONE_TOKEN])
             if hidden.requires_grad:
                 hidden.backward(torch.zeros_like(hidden))
             return
-        # Seeded by the first rollout: dropout does not depend on the micro-batches before it.
+        # Seed with the first rollout: dropout does not depend on earlier micro-batches.
         first = micro_batch.rollouts[0]
         torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
         self._backward_micro_batch(micro_batch, head, objective, batch_coefficients, records)
@@ -348,7 +351,8 @@ class LocalTrainer:
         def differentiate() -> Float[Tensor, "T D"]:
             gradient = torch.zeros_like(hidden)
             for part in micro_batch.gather_parts():
-                # The body's gradient is taken once below: here it stops at the hidden states.
+                # The gradient of the body is computed once, below; here it stops at the hidden
+                # states.
                 if batch_coefficients is None:
                     gradient += self._differentiate_all(head, hidden, part, objective, records)
                 else:
@@ -370,7 +374,7 @@ class LocalTrainer:
         objective: CompiledObjective,
         records: UpdateStatistics,
     ) -> Float[Tensor, "T D"]:
-        """Return the gradient in the hidden states, and record the numbers of every token."""
+        """Return the gradient of the hidden states, and record the values of every token."""
         gradient = torch.empty_like(hidden)
         for piece in self._cut(part, objective):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
@@ -382,7 +386,7 @@ class LocalTrainer:
             gradient[piece] = chunk.backward(coefficients)
             index, values = part.index[piece], chunk.values
             records.record_coefficients(index, part.signal.name, values, coefficients)
-            del chunk  # Its matrices make room for the next one's.
+            del chunk  # Free its matrices before the next chunk.
         return gradient
 
     def _differentiate_weighted(
@@ -394,9 +398,9 @@ class LocalTrainer:
         coefficients: Sequence[Tensor],
         records: UpdateStatistics,
     ) -> Float[Tensor, "T D"]:
-        """Return the gradient of tokens whose numbers are recorded and coefficients known.
+        """Return the gradient of tokens with recorded values and known coefficients.
 
-        Tokens with coefficient 0, which a weight leaves out, do not go through the heads again.
+        Tokens with coefficient 0, which a weight excludes, do not go through the heads again.
         """
         gradient = torch.zeros_like(hidden)
         is_weighted = torch.stack(list(coefficients)).ne(0).any(dim=0)
@@ -422,7 +426,7 @@ class LocalTrainer:
         batch: TokenBatch,
         records: UpdateStatistics,
     ) -> list[Tensor]:
-        """Compute the loss coefficients of the full batch, and record the numbers of every token.
+        """Compute the loss coefficients of the full batch, and record the values of every token.
 
         This is a forward pass without gradient.
         """
@@ -480,7 +484,8 @@ class LocalTrainer:
         is_supervised = torch.cat([rollout.loss_mask for rollout in micro_batch.rollouts])
         texts = build_score_requests(micro_batch.rollouts, reuse=True)
         hidden = compute_hidden_states(self.language_model, texts)
-        # By number: a mask on the device would make the program wait until it is counted there.
+        # Index by number: with a mask on the device, the program would wait until the device has
+        # counted it.
         return hidden if bool(is_supervised.all()) else hidden[is_supervised.nonzero()[:, 0]]
 
     def _halve(self, datums: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
@@ -492,7 +497,8 @@ class LocalTrainer:
                 f"one sequence of {most} tokens does not fit in memory ({shorten_error(error)}); "
                 "shorten rollout.max_new_tokens, train fewer layers or use lora"
             ) from error
-        # The plan may allow more tokens than there are; halving that would change nothing.
+        # The plan may allow more tokens than the batch has; halving that limit would change
+        # nothing.
         used_tokens = min(self._find_share(datums, micro_batch_tokens), count_tokens(datums))
         self.limits = replace(
             self.limits,
@@ -508,7 +514,7 @@ def _record_values(
     piece: slice,
     objective: CompiledObjective,
 ) -> None:
-    """Record what a chunk says of its tokens, before its gradient is taken."""
+    """Record the values of a chunk's tokens before its gradient is computed."""
     compare(records, chunk, part, piece)
     measure(records, chunk.values, part.tokens[piece], part.signal[piece], objective)
     records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))

@@ -1,10 +1,10 @@
-"""Try at load time whether a model decodes token by token as it computes a full text.
+"""Check at load time that decoding token by token matches a full forward pass.
 
 An architecture that ignores the cache, or loses part of it when rows are selected, would silently
-sample from another distribution. So short texts are decoded by the very code that samples, and
-compared with a plain forward pass. A compiled or static program is compared in the same way, on
-the model itself with all of its layers, and on a twin on which short texts cross each threshold of the
-config (see `practicum.backends.local.twin`).
+sample from another distribution. Short texts are therefore decoded by the same code that samples,
+and compared with a plain forward pass. A compiled or static program is compared in the same way: on
+the model itself with all of its layers, and on a twin model on which short texts cross each
+threshold of the config (see `practicum.backends.local.twin`).
 """
 
 import logging
@@ -53,34 +53,38 @@ Forward = Callable[[LanguageModel, Sequence[PromptTokens]], Tensor]
 """A forward pass over texts, such as `compute_by_forward`: log-probabilities [B, L, V]."""
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7, 1))
-"""Prompts of different lengths, so that the second one is padded if the batch pads."""
+"""Prompts of different lengths, so that the second prompt is padded if the batch pads."""
 
 ANSWER = (6, 2)
-"""The tokens decoded after a prompt."""
+"""The number of tokens decoded after a prompt."""
 
 LONG_PROMPT = tuple(range(1, 41)) * 7
-"""A prompt whose text is in more than one page."""
+"""A prompt that is long enough for its text to take more than one page."""
 
 SAMPLED_TOKENS = 20
-"""The tokens of each completion that the static step is tried with: more than one window."""
+"""The tokens of each completion in the trial of the static step: more than one window."""
 
 BOUND = 1e-4
-"""The most nats by which a program in float32 may differ from the model's own modules, in float32 or
-in float64.
+"""The tolerance in nats of a float32 program.
+
+The difference is to the model's own modules, in float32 or in float64.
 """
 
 ROUNDED_BOUND = 0.1
-"""The same for a model that computes in bfloat16."""
+"""The tolerance in nats for a model that computes in bfloat16."""
 
 MAX_PACKED_BYTES = 2**31
-"""The compiled step packs a copy of all weights: a larger model's step is only tried on its twin."""
+"""The largest model, in bytes, on which the compiled step itself is tried.
+
+The compiled step packs a copy of all weights. For a larger model, it is only tried on the twin.
+"""
 
 
 @torch.no_grad()
 def explain_no_sampling(language_model: LanguageModel) -> str:
     """Explain in one sentence why a model cannot be sampled from; empty if it can.
 
-    It cannot if decoding gives other log-probabilities than a forward pass over the same text.
+    It cannot if decoding and a forward pass over the same text give different log-probabilities.
     """
     model = language_model.model
     who = f"{model.name_or_path}: {type(model).__name__}"
@@ -89,15 +93,16 @@ def explain_no_sampling(language_model: LanguageModel) -> str:
             _measure_difference(language_model, batch) for batch in _open_batches(language_model)
         ]
         differences += _measure_windows(model)
-        # `max` of a list in which a value is not a number may be any other value.
+        # Python's `max` of a list with NaN may return any other value.
         difference = torch.tensor(differences).max().item()
     except Exception as error:
-        # An architecture's own code may raise anything if it does not know this use of its cache.
+        # An architecture's own code may raise any error if it does not support this use of its
+        # cache.
         return (
             f"{who} cannot be read token by token ({type(error).__name__}: {shorten_error(error)}), so "
             "it cannot be sampled from"
         )
-    # `not <=` and not `>`: a difference that is not a number is refused too.
+    # `not <=` instead of `>`: NaN is refused too.
     if not difference <= (1e-3 if language_model.is_exact else 0.3):
         return (
             f"{who} read token by token is not the model that reads whole texts (log-probabilities "
@@ -122,10 +127,11 @@ def _measure_windows(model: PreTrainedModel) -> list[float]:
 
 @torch.no_grad()
 def can_decode_natively(language_model: LanguageModel) -> bool:
-    """Return True if the compiled program computes this model: its samples, scores and gradients.
+    """Return True if the compiled program gives this model's samples, scores and gradients.
 
-    The names of weights propose it. Two comparisons with transformers' modules decide: a twin, on
-    which short texts cross each threshold of the config, and the model itself with all of its layers.
+    The names of the weights must match. Then two comparisons with transformers' modules decide: on
+    a twin model, on which short texts cross each threshold of the config, and on the model itself
+    with all of its layers.
     """
     model = language_model.model
     if language_model.device.type != "cpu" or not language_model.is_exact:
@@ -133,19 +139,21 @@ def can_decode_natively(language_model: LanguageModel) -> bool:
     weights = find_llama_weights(model, merge=False)
     if weights is None or load_library() is None or not _has_native_twin(model):
         return False
-    # Texts that are too short for a step that repays its packing are read by the model's modules.
+    # Texts that are too short to repay the packing of a step are read by the model's modules.
     if language_model.max_packed_tokens < max(map(len, PROMPTS)) + MIN_DECODE_STEPS:
         return False
     tried = replace(language_model, decoding=Decoding.NATIVE)
     maps = [weight for layer in weights.layers for weight in layer.values()]
     packed_bytes = sum(weight.nbytes for weight in maps)
-    # A shard decodes by no step, which would read addresses of weights that are elsewhere.
+    # A shard does not decode with the step, which would read addresses of weights in other
+    # processes.
     is_shard = any(isinstance(weight, DTensor) for weight in maps)
     is_scored = is_shard or packed_bytes > MAX_PACKED_BYTES
     measure = _measure_scores if is_scored else _measure_native_step
     difference = measure(tried)
     if not difference <= BOUND and not is_shard:
-        # Many layers in float32 may round by more than the bound: float64 tells which one is off.
+        # Many layers in float32 may round by more than the bound: float64 shows which
+        # implementation is off.
         difference = measure(tried, compute_in_float64)
     if not difference <= BOUND:
         log.warning(
@@ -171,13 +179,13 @@ def _has_native_twin(model: PreTrainedModel) -> bool:
 
 
 _NATIVE_TWINS: dict[tuple[str, type[PreTrainedModel], str], bool] = {}
-"""The answers of `_has_native_twin`: a process loads many models of one architecture."""
+"""The cached results of `_has_native_twin`: a process loads many models of one architecture."""
 
 
 def choose_decoding(language_model: LanguageModel, wish: str) -> Decoding:
-    """Return how a model decodes if the recipe wishes for `auto`, `native`, `graph` or `torch`.
+    """Choose how a model decodes, given the recipe's `auto`, `native`, `graph` or `torch`.
 
-    It is torch if the wish cannot be fulfilled.
+    The result is torch if the requested implementation is not available.
     """
     if wish in ("auto", "native") and can_decode_natively(language_model):
         return Decoding.NATIVE
@@ -188,10 +196,10 @@ def choose_decoding(language_model: LanguageModel, wish: str) -> Decoding:
 
 @torch.no_grad()
 def find_graph(language_model: LanguageModel) -> Decoding:
-    """Return the static step that computes this model on its device, or `TORCH` if none does.
+    """Return the static step that works for this model on its device, or `TORCH` if none does.
 
-    A twin is sampled from, as in `can_decode_natively`, then one with heads as wide as this model's,
-    on its device and in its dtype, since kernels may refuse any of these, and then the model itself.
+    Three models are sampled from: a twin, as in `can_decode_natively`; a twin with the head width,
+    device and dtype of this model, because kernels may refuse any of these; and the model itself.
     """
     model = language_model.model
     weights = find_llama_weights(model, merge=False)
@@ -208,13 +216,14 @@ def find_graph(language_model: LanguageModel) -> Decoding:
             difference = _measure_sampling(enable_packing(probe))
             bound = 1e-3 if language_model.is_exact else 0.05
             if difference <= bound:
-                # A graph of the model itself would take seconds to capture.
+                # Capturing a graph of the model itself would take seconds.
                 itself = replace(language_model, decoding=decoding)
                 difference = _measure_sampling(itself, run_eagerly)
                 bound = BOUND if language_model.is_exact else ROUNDED_BOUND
         except RuntimeError as error:
-            # A kernel that does not know this use of it, or too little memory: the next way may.
-            log.warning(f"{decoding}: this device cannot decode so ({shorten_error(error)})")
+            # A kernel does not support this use, or there is too little memory: try the next
+            # implementation.
+            log.warning(f"{decoding}: does not work on this device ({shorten_error(error)})")
             continue
         if difference <= bound:
             return decoding
@@ -225,8 +234,8 @@ def find_graph(language_model: LanguageModel) -> Decoding:
 def _measure_sampling(language_model: LanguageModel, capture: Capture | None = None) -> float:
     """Return the largest difference of sampled tokens' log-probabilities from a forward pass.
 
-    It is the mean of a text; infinite if no text is short enough for the static program. `capture`
-    replaces the device's own.
+    A text's difference is the mean over its tokens. The result is infinite if no text is short
+    enough for the static program. `capture` replaces the device's capture function.
     """
     room = language_model.max_packed_tokens - SAMPLED_TOKENS
     prompts = [prompt for prompt in (*PROMPTS, PROMPTS[0], LONG_PROMPT) if len(prompt) <= room]
@@ -258,7 +267,7 @@ def _measure_sampling(language_model: LanguageModel, capture: Capture | None = N
 def _measure_native_step(
     language_model: LanguageModel, compute: Forward = compute_by_forward
 ) -> float:
-    """Return the difference of the compiled step, which follows a compiled prefill."""
+    """Return the difference of the compiled step after a compiled prefill."""
     prompts = [_wrap(prompt, language_model) for prompt in (*PROMPTS, PROMPTS[0])]
     batch = open_decode_batch(language_model, {}, prompts, 2, MIN_DECODE_STEPS)
     assert isinstance(batch, SlotDecodeBatch), "these prompts can be packed"
@@ -275,7 +284,7 @@ def _measure_scores(language_model: LanguageModel, compute: Forward = compute_by
 
 @torch.enable_grad()
 def _measure_gradients(language_model: LanguageModel) -> float:
-    """Return the relative difference between the gradients of packed texts and of a forward pass."""
+    """Return the relative gradient difference between packed texts and a forward pass."""
     texts = _list_texts(language_model)
     weights = list(language_model.model.parameters())
     targets = torch.tensor([token for text in texts for token in text[1:]])
@@ -307,8 +316,8 @@ def _measure_difference(
     """Return the largest difference between decoding and a forward pass, in nats.
 
     At each position it is the mean difference over the tokens that would be sampled there. Two
-    texts start, the first one ends, its prompt starts again in the free row if the batch refills,
-    and all go on.
+    texts start, the first text ends, its prompt starts again in the free row if the batch refills,
+    and all texts continue.
     """
     expected_logprobs = compute(language_model, _list_texts(language_model))
     tokens = torch.tensor(_wrap(ANSWER, language_model))

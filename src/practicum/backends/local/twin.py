@@ -1,7 +1,7 @@
-"""Build a tiny model of a model's class and settings, on which the compiled programs are tried.
+"""Build a tiny model with a model's class and settings, to try the compiled programs on.
 
-Its layers have every combination of settings that the config gives to single layers. Each number of
-tokens at which the config changes what a layer computes is so small that short texts cross it.
+Its layers have every combination of per-layer settings in the config. Each number of tokens at
+which the config changes what a layer computes is so small that short texts cross it.
 """
 
 import copy
@@ -16,18 +16,18 @@ from practicum.backends.local.llama_weights import list_layer_settings
 from practicum.backends.local.packing import enable_packing
 
 VOCABULARY = 64
-"""The tokens of a twin."""
+"""The vocabulary size of a twin."""
 
 FEWEST_LAYERS = 2
 HEAD_WIDTH = 8
 SHORT, ENDLESS = 4, 1 << 20
-"""A number of tokens that every trial crosses, and one that none does."""
+"""A number of tokens that every trial crosses, and a number that no trial crosses."""
 
 WINDOWS = frozenset({"sliding_window", "attention_chunk_size"})
 """The settings that limit how far a layer sees."""
 
 THRESHOLDS = frozenset({"original_max_position_embeddings", "floor_scale"})
-"""Further settings with a number of tokens from which on a layer computes differently."""
+"""Other settings with a number of tokens at which a layer starts to compute differently."""
 
 ROTATION_FACTORS = frozenset({"short_factor", "long_factor"})
 """Settings of a rotation with a number for each frequency."""
@@ -40,16 +40,16 @@ def build_twin(
     head_width: int = HEAD_WIDTH,
     window: int = ENDLESS,
 ) -> LanguageModel:
-    """Return a tiny float32 model with random weights that decodes in a given way.
+    """Return a tiny float32 model with random weights and the given implementation of decoding.
 
-    `window` replaces the reach of each layer that does not see the whole text.
+    `window` replaces the window of each layer that does not see the full text.
     """
     modules = shrink(model, head_width, window)
     return enable_packing(LanguageModel(modules, VOCABULARY, decoding=decoding))
 
 
 def identify_twin(model: PreTrainedModel) -> tuple[type[PreTrainedModel], str]:
-    """Return the class and the settings of a model's twin: two models may have the same one."""
+    """Return the class and the settings of a model's twin; two models may have the same twin."""
     config = _shrink_config(model, HEAD_WIDTH, ENDLESS)
     return type(model), json.dumps(config.to_dict(), sort_keys=True, default=str)
 
@@ -97,7 +97,7 @@ def _shrink_config(model: PreTrainedModel, head_width: int, window: int) -> Any:
 
 
 def _choose_layers(model: PreTrainedModel) -> list[int]:
-    """Return the first layer of each kind that the config distinguishes, and more up to the fewest."""
+    """Choose the first layer of each kind in the config, and more up to the minimum number."""
     config: Any = model.config
     count = config.num_hidden_layers
     settings = list_layer_settings(config).values()

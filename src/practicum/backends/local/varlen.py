@@ -1,9 +1,9 @@
-"""Attention of packed segments in one call of a flash kernel, without padding and without a mask.
+"""Compute the attention of packed segments in one flash kernel call, without padding or mask.
 
-The kernel takes the ends of the segments in the row. A segment's keys are those of the segments
-above it and its own, copied into one row: keys and values of a shared prefix are copied for every
-segment below it, its queries are not computed again. The kernel aligns queries with the last keys,
-so a segment attends causally to itself and fully to what is above it.
+The kernel takes the ends of the segments in the row. A segment's keys are its own keys and the keys
+of the segments above it, copied into one row. Keys and values of a shared prefix are copied for
+every segment below it; its queries are not computed again. The kernel aligns queries with the last
+keys, so a segment attends causally to itself and fully to the segments above it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ HAS_KERNEL = torch.__version__ >= "2.11"
 """True if this torch has the kernel with windows, which training needs."""
 
 HAS_PAGES = torch.__version__ >= "2.13"
-"""True if the kernel reads pages, which decoding needs, and asks for grouped heads by a keyword.
+"""True if the kernel reads pages, which decoding needs, and has a keyword for grouped heads.
 
-Before it, the kernel takes fewer key heads than query heads without a keyword.
+Earlier kernels accept fewer key heads than query heads without a keyword.
 """
 
 WIDEST_HEAD = 256
-"""The widest head that flash attention computes."""
+"""The largest head width that flash attention supports."""
 
 CAUSAL = (-1, 0)
 """The window of a query: any number of keys before it, and none after it."""
@@ -38,10 +38,9 @@ Kernel = Callable[..., Tensor]
 def can_attend_varlen(
     queries: Float[Tensor, "T H d"], values: Float[Tensor, "T G e"], dropout: float
 ) -> bool:
-    """Return True if the flash kernel computes this attention.
+    """Return True if the flash kernel supports this attention.
 
-    It needs a CUDA device, 16 bits a number, heads of one width for keys and values, and no
-    dropout.
+    It needs a CUDA device, 16-bit numbers, the same head width for keys and values, and no dropout.
     """
     width = queries.shape[-1]
     return (
@@ -56,10 +55,10 @@ def can_attend_varlen(
 
 @dataclass(frozen=True, slots=True)
 class VarlenSegments:
-    """The segments of a row: the ends of their queries and keys, from 0 on, and the longest of both.
+    """The segments of a row: the ends of queries and keys, starting with 0, and maximum lengths.
 
-    `keys` are the row positions of all segments' keys, one segment after the other; None if no
-    segment has another one above it, because then they are the row itself.
+    `keys` are the row positions of all segments' keys, in the order of the segments. It is None if
+    no segment has an ancestor, because then the keys are the row itself.
     """
 
     keys: Int[Tensor, " K"] | None
@@ -70,7 +69,7 @@ class VarlenSegments:
 
     @classmethod
     def build(cls, paths: Sequence[Sequence[range]], device: torch.device) -> "VarlenSegments":
-        """Build from the places in the row of each segment and those above it, its own last."""
+        """Build from the row positions of each segment and its ancestors, the segment last."""
         paths = [path for path in paths if path[-1]]
         queries = [len(path[-1]) for path in paths]
         lengths = [sum(map(len, path)) for path in paths]
@@ -94,7 +93,7 @@ class VarlenSegments:
         scale: float | None,
         kernel: Kernel | None = None,
     ) -> Float[Tensor, "T H d"]:
-        """Return the attention output of the row's tokens, by torch's kernel unless another is given."""
+        """Return the attention output of the row's tokens, with torch's or the given kernel."""
         compute = kernel or _load_kernel()
         if self.keys is not None:
             keys, values = keys[self.keys], values[self.keys]
@@ -105,7 +104,7 @@ class VarlenSegments:
 
 
 def _load_kernel() -> Kernel:
-    """Import torch's kernel on use: older versions of torch have none."""
+    """Import torch's kernel on first use: older versions of torch do not have it."""
     from torch.nn.attention.varlen import varlen_attn
 
     return cast(Kernel, varlen_attn)

@@ -1,4 +1,4 @@
-"""Compute a float32 model's layers in float64, to tell whether a difference is rounding."""
+"""Compute a float32 model's layers in float64, to find out whether a difference is rounding."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from practicum.backends.local.packing import pad_sequences
 def compute_by_forward(
     language_model: LanguageModel, texts: Sequence[PromptTokens]
 ) -> Float[Tensor, "B L V"]:
-    """Return the log-probabilities after each token of some texts, undecoded."""
+    """Return the log-probabilities after each token of some texts, without decoding."""
     ids, mask = pad_sequences(texts, side="right", device=language_model.device)
     hidden = language_model.body(ids, mask)
     return language_model.head().logprobs(hidden.to(language_model.model.dtype))
@@ -26,9 +26,9 @@ def compute_by_forward(
 def compute_in_float64(
     language_model: LanguageModel, texts: Sequence[PromptTokens]
 ) -> Float[Tensor, "B L V"]:
-    """Return the same with the layers in float64; the head stays in float32.
+    """Return the same log-probabilities with the layers in float64 and the head in float32.
 
-    One layer at a time is copied, so the memory is that of three layers.
+    One layer at a time is copied, so this takes the memory of three layers.
     """
     layers = find_layers(language_model.model) or ()
     with patch_forwards({layer: _widen(layer) for layer in layers}):
@@ -38,7 +38,7 @@ def compute_in_float64(
 def _widen(layer: torch.nn.Module) -> Callable[..., Any]:
     def forward(*arguments: Any, **keywords: Any) -> Any:
         wide = copy.deepcopy(layer)
-        # The copy has this function in the place of its own.
+        # The copy has this function instead of its own.
         del wide.__dict__["forward"]
         wide = wide.double()
         # Its hooks run around the layer itself.

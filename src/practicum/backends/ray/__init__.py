@@ -1,4 +1,4 @@
-"""The backend `ray`: trainers over shards, samplers and teachers as processes of a Ray cluster.
+"""The backend `ray`: sharded trainers, samplers and teachers as processes of a Ray cluster.
 
 See docs/clusters.md.
 """
@@ -14,12 +14,12 @@ from practicum.ports.paper import PaperBackend
 __all__ = ["RAYS_PARAGRAPHS", "Config", "build", "build_on_paper"]
 
 RAYS_PARAGRAPHS = "A worker died or was killed|has been marked dead because"
-"""The beginnings of what Ray itself prints about each process and each machine that dies."""
+"""The beginnings of the messages that Ray prints about each process and machine that dies."""
 
 
 def build(config: Config, context: BackendContext) -> Backend:
     """Connect to the cluster, or start one on this machine."""
-    # The run's own line names the process that was lost.
+    # The run's own message names the lost process.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", RAYS_PARAGRAPHS)
     try:
         import ray  # noqa: F401
@@ -34,6 +34,6 @@ def build(config: Config, context: BackendContext) -> Backend:
 
 
 def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
-    """Open the local backend over weightless models: the plan is that of one process."""
+    """Open the local backend over weightless models; the plan is for one process."""
     single = config.build_single()
     return load_plugin("backends", single.type).build_on_paper(single, context, answer_tokens)

@@ -1,4 +1,4 @@
-"""Ask processes of a cluster, with a deadline, and say in one line who did not answer."""
+"""Call processes of a cluster with a deadline, and report processes that did not answer."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,28 +17,28 @@ from practicum.errors import PracticumError, WorkerLost
 T = TypeVar("T")
 
 POLL_SECONDS = 0.5
-"""The time between two looks whether the caller's work was cancelled."""
+"""The time between two checks whether the caller's work was cancelled."""
 
 AFTERMATH_SECONDS = 3.0
-"""The time in which other processes may still say what the first failure followed from."""
+"""The time that other processes have to report the cause of the first failure."""
 
 REPLACEMENT_SECONDS = 120.0
-"""The time in which another machine may come in the place of a lost one."""
+"""The time in which another machine may replace a lost machine."""
 
 PROGRESS_SECONDS = 2.0
-"""The time in which a process says at which pass it is."""
+"""The time in which a process reports its current pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """The seconds in which a request is answered, and the restarts of a run that loses a process."""
+    """The timeout of a request in seconds, and the restarts of a run that loses a process."""
 
     seconds: float
     restarts: int
     count_missing: Callable[[], int] = lambda: 0
-    """Count the GPUs of the run that went with a machine, so that no process can start there."""
+    """Count the run's GPUs that were lost with a machine: no process can start there."""
     starting: float = 3600.0
-    """The seconds in which a process starts and loads its models."""
+    """The timeout for starting a process and loading its models, in seconds."""
     pulse: Pulse | None = None
     """The signs of life of the run's processes."""
     key: str = "backend.patience"
@@ -60,10 +60,10 @@ def wait_for(
     patience: AnswerLimits,
     describe_progress: Callable[[str], str] | None = None,
 ) -> None:
-    """Wait until all processes, by their titles, have answered a request.
+    """Wait until all processes have answered a request; the keys are the titles of the processes.
 
-    Raises the PracticumError or OSError of one that met it, and WorkerLost if one died or did not
-    answer in time.
+    Raises the PracticumError or OSError of a process that failed, and WorkerLost if a process died
+    or did not answer in time.
     """
     titles = {reference: title for title, reference in references.items()}
     waiting = list(titles)
@@ -89,7 +89,7 @@ def wait_for(
         if time.monotonic() - complete > REPLACEMENT_SECONDS:
             raise WorkerLost(
                 f"{missing} of the GPUs of this run left the cluster, and {verb} waits for a process "
-                f"there; go on from the newest checkpoint with {spell_options(resume=True)}",
+                f"there; resume from the newest checkpoint with {spell_options(resume=True)}",
                 patience.restarts,
             )
         if remaining <= 0:
@@ -133,8 +133,9 @@ def _raise_cause(
     verb: str,
     patience: AnswerLimits,
 ) -> NoReturn:
-    """Raise what explains the failure best: an error in words, a death, then anything else."""
-    # When one rank dies, the collectives of the others fail, and their errors may come first.
+    """Raise the best explanation of the failure: a reported error, then a death, then any other."""
+    # When one rank dies, collectives of the remaining ranks fail, and their errors may arrive
+    # first.
     if waiting and not isinstance(next(iter(errors.values())), RayActorError):
         ready, _ = ray.wait(
             list(waiting), num_returns=len(waiting), timeout=AFTERMATH_SECONDS, fetch_local=False
@@ -147,7 +148,7 @@ def _raise_cause(
             raise cause from None
     for title, error in errors.items():
         if isinstance(error, RayActorError):
-            # Without a line of its own the process was killed; with one it could not start.
+            # Without an error message the process was killed; with a message it could not start.
             reason = "" if "creation task" not in str(error) else f" ({_find_last_line(error)})"
             raise _build_loss(title, verb, patience, reason) from error
     title, error = next(iter(errors.items()))
@@ -160,7 +161,7 @@ def _raise_cause(
 def _build_loss(title: str, verb: str, patience: AnswerLimits, reason: str = "") -> WorkerLost:
     """Return the error of a process that was lost."""
     return WorkerLost(
-        f"{title} was lost in {verb}{reason}; nothing of this step is kept, go on from the newest "
+        f"{title} was lost in {verb}{reason}; this step is discarded; resume from the newest "
         f"checkpoint with {spell_options(resume=True)}",
         patience.restarts,
     )
@@ -172,19 +173,19 @@ def _raise_late(
     patience: AnswerLimits,
     describe_progress: Callable[[str], str] | None,
 ) -> NoReturn:
-    """Raise WorkerLost with the processes that did not answer, and what they are at."""
+    """Raise WorkerLost with the processes that did not answer and their current work."""
     places = [
         f"{title} {describe_progress(title)}" if describe_progress else title for title in titles
     ]
     raise WorkerLost(
         f"no answer to {verb} in {patience.seconds:g} s ({patience.key}) from {', '.join(places)}; "
-        f"look at its machine, then go on with {spell_options(resume=True)}",
+        f"check its machine, then resume with {spell_options(resume=True)}",
         patience.restarts,
     )
 
 
 def ask_progress(process: Any) -> str:
-    """Describe the current work of a process, or say that it gives no sign of life."""
+    """Describe the current work of a process, or report that it gives no sign of life."""
     try:
         sign: Any = ray.get(process.give_sign.remote(), timeout=PROGRESS_SECONDS)
     except (RayError, GetTimeoutError):
@@ -193,7 +194,7 @@ def ask_progress(process: Any) -> str:
 
 
 def _find_last_line(error: Exception) -> str:
-    """Return the last line of a traceback from another process, which says the cause."""
+    """Return the last line of a traceback from another process, which names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200]
 

@@ -1,4 +1,4 @@
-"""The driver's clients: the verbs of the ports, each a request to processes of the cluster."""
+"""Implement the ports in the driver; each method is a request to processes of the cluster."""
 
 import itertools
 from collections import Counter
@@ -49,14 +49,14 @@ from practicum.types import (
 T = TypeVar("T")
 
 SCORED_TOKENS = 16384
-"""The tokens whose hidden states are one object of the object store: tens of megabytes."""
+"""The number of tokens with hidden states in one object of the object store: tens of megabytes."""
 
 _numbers = itertools.count(1)
-"""Numbers of weights and heads, of which no two are equal in a driver."""
+"""Numbers of weights and heads, each unique in a driver."""
 
 
 class RankGroup:
-    """Ranks that hold models in shards: a request goes to all, and a failure of one ends all."""
+    """Ranks that hold sharded models; requests go to all ranks, and the failure of one ends all."""
 
     def __init__(self, title: str, processes: Sequence[Any], patience: AnswerLimits) -> None:
         self._processes = {f"{title} {rank}": process for rank, process in enumerate(processes)}
@@ -69,7 +69,7 @@ class RankGroup:
         self._turn = Lock()
 
     def meet(self) -> None:
-        """Let the ranks meet, unless they have."""
+        """Connect the ranks to each other, unless they are connected already."""
         if self._has_met:
             return
         self._has_met = True
@@ -78,22 +78,22 @@ class RankGroup:
         starting = self._patience.for_start()
         wait_for({title: address_reference}, "start", starting)
         address = self._fetch(address_reference, "start")
-        # All that ranks do together, until one of them has started or loaded late.
+        # Use the limits of a start: a rank may start or load late.
         self._request("meet", [(address, self._patience.seconds)] * self.count, limits=starting)
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
-        """Return the answers of all ranks, in their order; they are small."""
+        """Return the answers of all ranks, in rank order; the answers are small."""
         references = self._request(verb, [arguments] * self.count)
         return [self._fetch(reference, verb) for reference in references]
 
     def load(self, verb: str, *arguments: Any) -> list[Any]:
-        """Ask all ranks to load a model, which may take as long as a start."""
+        """Ask all ranks to load a model, with the timeout of a start."""
         limits = self._patience.for_start()
         references = self._request(verb, [arguments] * self.count, limits=limits)
         return [self._fetch(reference, verb) for reference in references]
 
     def ask_each(self, verb: str, arguments: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:
-        """Ask each rank with its own arguments; return a small answer and a reference of each."""
+        """Ask each rank with its own arguments; return a small answer and a reference per rank."""
         pairs = self._request(verb, arguments, {"num_returns": 2})
         return [(self._fetch(answer, verb), reference) for answer, reference in pairs]
 
@@ -105,7 +105,7 @@ class RankGroup:
         return call_within(lambda: ray.get(reference), verb, self._patience)
 
     def ask_beside(self, verb: str, *arguments: Any) -> None:
-        """Let all ranks do something beside their work; the group outlives a failure of it."""
+        """Let all ranks do a side task; the group survives a failure of it."""
         processes = self._require_processes(verb)
         references = {
             title: getattr(process, verb).remote(*arguments) for title, process in processes.items()
@@ -126,7 +126,8 @@ class RankGroup:
         limits: AnswerLimits | None = None,
     ) -> list[Any]:
         limits = limits or self._patience
-        # Threads take turns: the ranks would wait for each other if they had another order.
+        # Threads take turns: the ranks would deadlock if they received requests in different
+        # orders.
         with self._turn:
             processes = self._require_processes(verb)
             references = call_within(
@@ -143,7 +144,7 @@ class RankGroup:
         try:
             wait_for(answers, verb, limits, lambda title: ask_progress(processes[title]))
         except (PracticumError, OSError):
-            # The others may wait in a collective for the one that failed.
+            # The remaining ranks may wait in a collective for the failed rank.
             self._processes = {}
             end_processes(list(processes.values()))
             raise
@@ -184,7 +185,7 @@ class RayTrainer:
         return metrics if canary is None else {**metrics, "canary": canary}
 
     def forget_published(self) -> None:
-        """Let the weights be published again before they are used: they have changed."""
+        """Note that the weights have changed and must be published again before use."""
         self._published = None
 
     def publish(self) -> WeightsReference:
@@ -194,7 +195,7 @@ class RayTrainer:
         return self._published
 
     def snapshot(self) -> "ModelClient":
-        """Return a client that samples from the weights of this time."""
+        """Return a client that samples from the current weights, also after later steps."""
         weights = self.publish()
         return ModelClient(self._samplers, lambda: weights)
 
@@ -208,7 +209,7 @@ class RayTrainer:
 
 
 class ModelPool:
-    """Processes with the same model: requests are dealt to them, and answers come in order.
+    """Processes with the same model; requests are distributed, and answers are returned in order.
 
     Every completion has its own random stream, so it does not matter which process samples it.
     """
@@ -231,7 +232,7 @@ class ModelPool:
             for number, process in enumerate(processes):
                 patience.pulse.watch(f"{title} {number}", process)
         self.canary: float | None = None
-        """The largest difference of the engines' weights at the newest request; None: no engine."""
+        """The largest weight difference of the engines at the newest request; None: no engine."""
 
     def load(self, record: ModelRecord | None) -> dict[str, Any]:
         """Load the model in all processes from the recorded files; return the facts about it."""
@@ -247,7 +248,7 @@ class ModelPool:
         params: SamplingParams,
         weights: WeightsReference | None,
     ) -> list[Sample]:
-        """Sample one completion a request, in order."""
+        """Sample one completion per request, in order."""
         parts = _cut(requests, len(self._processes))
         references = self._call(
             lambda: [
@@ -288,7 +289,7 @@ class ModelPool:
         return signals
 
     def _find_head(self, weights: WeightsReference | None) -> RayHead:
-        """Return the head of the weights by reference; only the newest one is kept here."""
+        """Return the head of the weights by reference; only the newest head is kept here."""
         number = None if weights is None else weights.number
         if number not in self._heads:
             ask = self._processes[0].pack_head.options(num_returns=2)
@@ -334,7 +335,7 @@ class ModelPool:
 
 
 def _cut(requests: Sequence[Any], count: int) -> list[list[Any]]:
-    """Cut requests into at most `count` parts of neighbours, which share their prompts."""
+    """Split requests into at most `count` parts of neighbours, which share their prompts."""
     size = -(-len(requests) // count) if requests else 1
     return [list(requests[start : start + size]) for start in range(0, len(requests), size)]
 
@@ -349,7 +350,7 @@ def _count_objects(requests: Sequence[ScoreRequest]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelClient(SamplingClient):
-    """A `practicum.ports.SamplingClient` of a pool, with the weights that a function returns."""
+    """A `practicum.ports.SamplingClient` for a pool, with the weights that a function returns."""
 
     pool: ModelPool
     get_weights: Callable[[], WeightsReference | None]
@@ -363,7 +364,7 @@ class ModelClient(SamplingClient):
         )
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion a request, in order."""
+        """Sample one completion per request, in order."""
         if self.no_sampling_reason:
             raise ModelError(self.no_sampling_reason)
         return self.pool.sample(requests, params, self.get_weights()) if requests else []
@@ -374,7 +375,7 @@ class ModelClient(SamplingClient):
 
 
 class ShardedTeacher(SamplingClient):
-    """A `practicum.ports.SamplingClient` of a teacher in shards, whose ranks share its requests."""
+    """A `practicum.ports.SamplingClient` for a sharded teacher; its ranks share the requests."""
 
     def __init__(self, group: RankGroup, model: ModelSettings, meter: Meter | None = None) -> None:
         self._group = group
@@ -395,7 +396,7 @@ class ShardedTeacher(SamplingClient):
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Refuse: a token would take as many gathers as a pass over all texts."""
+        """Raise an error: each token would take as many gathers as a pass over all texts."""
         raise ModelError(self._no_sampling_reason)
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
@@ -414,7 +415,7 @@ class ShardedTeacher(SamplingClient):
         return signals
 
     def _find_head(self) -> RayHead:
-        """Return the head by reference; it is gathered once, for it never changes."""
+        """Return the head by reference; it never changes and is gathered only once."""
         if self._head is None:
             arguments = [(self._model.name,)] * self._group.count
             size, reference = self._group.ask_each("pack_head", arguments)[0]
@@ -423,13 +424,13 @@ class ShardedTeacher(SamplingClient):
 
 
 class RayScalar(ScalarModel):
-    """A `practicum.ports.ScalarModel` in a process of its own: numbers come and go."""
+    """A `practicum.ports.ScalarModel` in a separate process; only numbers are transferred."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
 
     def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
-        """Return the number of the state before each of a text's tokens."""
+        """Return the output at the state before each of a text's tokens."""
         return self._group.ask("predict", list(texts))[0] if texts else []
 
     def fit(
@@ -438,12 +439,12 @@ class RayScalar(ScalarModel):
         slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
-        """Take one step of AdamW down the slopes."""
-        # A slice of a tensor would take the whole one with it.
+        """Take one AdamW step along the negative slopes."""
+        # Pickling a slice of a tensor would send the full tensor.
         return self._group.ask("fit", list(texts), [slope.clone() for slope in slopes], params)[0]
 
     def save_state(self) -> Mapping[str, SavedTensor]:
-        """Return the weights that learn, and AdamW's moments, by reference."""
+        """Return the trained weights and AdamW's moments, by reference."""
         return refer_to_state(*self._group.ask_each("pack_state", [()])[0])
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -470,7 +471,7 @@ class RaySelfTeacher(ShardedSelfTeacher[WeightsReference]):
         return self._trainer.publish()
 
     def gather_follower(self) -> WeightsReference:
-        """Publish the rows that follow the student's."""
+        """Publish the weights that follow the student's."""
         return self._trainer.group.publish(self._name)
 
     def read(self, weights: WeightsReference) -> Mapping[str, SavedTensor]:

@@ -1,4 +1,4 @@
-"""The backend: it starts the processes of a run and hands out clients of them."""
+"""Start the processes of a run and provide clients for them."""
 
 import logging
 from collections.abc import Callable
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayStudent(Student):
-    """A student whose shards are in the trainers."""
+    """A student with its shards in the trainers."""
 
     trainer: RayTrainer
     samplers: ModelPool
@@ -63,7 +63,8 @@ class RayBackend(Backend):
         engine = self._context.engine
         if engine and (problems := engine.config.list_pool_problems(self._config.samplers)):
             raise RecipeError("; ".join(problems))
-        # All GPUs are there before a process starts, so nothing waits for one that never comes.
+        # Check that all GPUs exist before a process starts, so that no process waits forever for a
+        # GPU.
         settings = self._config
         self._cluster.announce(
             (settings.samplers, config),
@@ -76,7 +77,7 @@ class RayBackend(Backend):
         starter = self._reserve_pool(self._config.samplers, model)
         group = self._open_trainers(config)
         samplers = self._start_pool("sampler", self._config.samplers, model, starter)
-        # The processes start meanwhile.
+        # The processes start in the meantime.
         record = record_files(config, folder, self._context)
         group.meet()
         facts = group.load("load", replace(model, record=record))[0]
@@ -88,7 +89,7 @@ class RayBackend(Backend):
         return RayStudent(trainer=trainer, samplers=samplers, **facts)
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
-        """Start the processes of a frozen model, or put it beside the trainers."""
+        """Start the processes of a frozen model, or load it into the trainers' processes."""
         folder = prepare_folder(config, name, self._context)
         model = ModelSettings(config, folder, name)
         if self._config.are_teachers_sharded:
@@ -102,7 +103,7 @@ class RayBackend(Backend):
         return Model(client=client, **facts)
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
-        """Start the process of a model with one number a token, which learns there."""
+        """Start the process of a trained model with one output per token."""
         folder = prepare_folder(config, name, self._context)
         model = ModelSettings(config, folder, name, self._context.seed)
         starter = self._cluster.reserve(
@@ -115,12 +116,12 @@ class RayBackend(Backend):
         return LoadedScalar(RayScalar(group), **facts)
 
     def _count_teachers(self) -> int:
-        """Return the processes of each teacher that take a GPU of their own."""
+        """Return the number of processes of each teacher that need a separate GPU."""
         count = self._config.teachers
         return 0 if count == "beside" else count
 
     def _load_in_shards(self, model: ModelSettings) -> Model:
-        """Load a frozen model in shards, in the trainers' processes or in others."""
+        """Load a sharded frozen model, in the trainers' processes or in separate processes."""
         config, count = model.config, self._count_teachers()
         if self._config.teachers == "beside":
             group = self._open_trainers(config)
@@ -136,14 +137,14 @@ class RayBackend(Backend):
         return Model(client=client, **facts)
 
     def _open_trainers(self, config: ModelConfig) -> RankGroup:
-        """Start the trainers, unless the student or a teacher beside them was loaded first."""
+        """Start the trainers, unless loading the student or a teacher already started them."""
         if self._trainers is None:
             count, nodes = self._config.trainers, self._config.nodes
             self._trainers = self._start_group("trainer", config, count, nodes)
         return self._trainers
 
     def _start_group(self, title: str, config: ModelConfig, count: int, nodes: int) -> RankGroup:
-        """Start processes with shards, which cannot be started again one by one."""
+        """Start processes with shards, which cannot be restarted one by one."""
         ranks = self._cluster.reserve(
             TrainerRank, count, config, max_restarts=0, concurrency_groups={"watch": 1, "write": 1}
         )
@@ -153,7 +154,7 @@ class RayBackend(Backend):
         return RankGroup(title, processes, self._patience)
 
     def _reserve_pool(self, count: int, model: ModelSettings) -> Starter:
-        """Reserve the GPUs of processes that Ray starts again when one is lost."""
+        """Reserve the GPUs of processes that Ray restarts when one is lost."""
         return self._cluster.reserve(
             ModelProcess,
             count,
@@ -168,7 +169,8 @@ class RayBackend(Backend):
     ) -> ModelPool:
         """Start processes with the same model."""
         processes = [starter.start(self._settings, model) for _ in range(count)]
-        # A group ends with the first of its processes; only these are started again elsewhere.
+        # A group ends when one of its processes ends; only the processes of a pool are restarted on
+        # another machine.
         patience = replace(self._patience, count_missing=self._cluster.count_missing)
         return ModelPool(title, processes, patience, self._context.meter)
 
@@ -179,7 +181,7 @@ class RayBackend(Backend):
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> RaySelfTeacher:
-        """Return a scorer with the student's weights, which follow by `rule` in shards."""
+        """Return a scorer with weights that follow the student's by `rule`, in shards."""
         ray_student = _require_ray(student)
         return RaySelfTeacher(ray_student.trainer, ray_student.samplers, rule, name)
 
@@ -188,21 +190,21 @@ class RayBackend(Backend):
         _require_ray(student).trainer.group.ask("save", folder.absolute())
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
-        """Let every rank copy its part to its host; return what lets them write it."""
+        """Let every rank copy its part to its host; return a function that makes them write it."""
         group = _require_ray(student).trainer.group
         group.ask("copy_state")
         return lambda folder: group.ask_beside("write_beside", folder.absolute())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
-        """Let every rank read its rows, of a checkpoint of any number of ranks."""
+        """Let every rank read its rows of a checkpoint from any number of ranks."""
         trainer = _require_ray(student).trainer
         trainer.group.ask("load_state", folder.absolute(), moments)
         trainer.forget_published()
 
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
-        """Refuse: a checkpoint is exported by one process."""
+        """Raise an error: one process exports a checkpoint."""
         raise CapabilityError(
-            "the student is in the shards of other processes; write a checkpoint, then practicum "
+            "the student is sharded over other processes; write a checkpoint, then run practicum "
             "export RUN"
         )
 

@@ -11,7 +11,7 @@ from practicum.objective import Objective
 
 
 class Config(ShardedConfig):
-    """The processes of a cluster, and the limits on memory of each of them."""
+    """The processes of a cluster, and the memory limits of each process."""
 
     not_compared: ClassVar[frozenset[str]] = ShardedConfig.not_compared | {
         "samplers",
@@ -19,7 +19,7 @@ class Config(ShardedConfig):
         "teacher_shards",
         "restarts",
     }
-    """Settings that may change when a run is resumed: they change nothing but rounding."""
+    """Settings that may change when a run is resumed: they only change rounding."""
     type: Literal["ray"] = "ray"
     samplers: int = Field(
         default=1,
@@ -28,20 +28,19 @@ class Config(ShardedConfig):
     )
     teachers: Annotated[int, Field(ge=1)] | Literal["beside"] = Field(
         default=1,
-        description="processes of each teacher, which share its requests; one GPU each; beside: in "
-        "shards in the trainers' processes, with no GPU of its own",
+        description="processes of each teacher, which share its requests; one GPU each; beside: "
+        "sharded over the trainers' processes, without a separate GPU",
     )
     teacher_shards: int = Field(
         default=1,
         ge=1,
-        description="processes of a teacher that hold it in shards together; with more than one, it "
-        "only scores",
+        description="processes that share one copy of a teacher in shards; with more than one, "
+        "the teacher only scores",
     )
     restarts: int = Field(
         default=0,
         ge=0,
-        description="times that a run goes on by itself from its newest checkpoint after a trainer "
-        "was lost",
+        description="automatic resumes of a run from its newest checkpoint after a trainer was lost",
     )
 
     @model_validator(mode="after")
@@ -49,13 +48,12 @@ class Config(ShardedConfig):
         if self.teachers == "beside":
             if self.teacher_shards > 1:
                 raise ValueError(
-                    "teachers beside the trainers are in as many shards as the student; leave "
-                    "teacher_shards out"
+                    "teachers: beside uses as many shards as the student; leave teacher_shards out"
                 )
         elif self.teachers % self.teacher_shards:
             raise ValueError(
                 f"{self.teachers} processes of a teacher cannot be divided into groups of "
-                f"{self.teacher_shards} shards; write teachers: {self.teacher_shards}"
+                f"{self.teacher_shards} shards; set teachers: {self.teacher_shards}"
             )
         return self
 
@@ -67,11 +65,11 @@ class Config(ShardedConfig):
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
-        """List what a cluster cannot do for a recipe, with what to write instead."""
+        """List the recipe settings that a cluster does not support, each with a replacement."""
         problems = super().problems(student, objective, mixes_tokens, staleness, models)
         problems += [
             f"{place}.residency: 'shared' keeps one base for several models of a process, and "
-            "backend 'ray' gives each model processes of its own; leave residency out"
+            "backend 'ray' gives each model separate processes; leave residency out"
             for place, model in models.items()
             if model.residency == "shared"
         ]
@@ -97,9 +95,9 @@ class Config(ShardedConfig):
         return self.teachers == "beside" or self.teacher_shards > 1
 
     def list_smaller(self, missing: int) -> list[str]:
-        """Return the overrides with which the trainers do without some GPUs, empty if none do.
+        """Return overrides for training with `missing` fewer GPUs; empty if that is not possible.
 
-        The size of shards changes only if it must.
+        The size of shards changes only if necessary.
         """
         most, share = self.trainers - missing, self.trainers // self.nodes
         if most < 1:

@@ -28,32 +28,32 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRIES = 3
-"""Times that a process without state of its own is started again, and a request repeated."""
+"""The number of times that a stateless process is restarted and a request is repeated."""
 
 
 RELEASE_SECONDS = 10.0
-"""The time in which Ray notices that the GPUs of ended processes are free."""
+"""The time that Ray has to notice that the GPUs of ended processes are free."""
 
 RELEASE_POLL_SECONDS = 0.2
 
 
 RAYS_FOLDER = os.fsencode(Path(ray.__file__).parent) + b"/"
-"""The folder of the programs that Ray starts."""
+"""The folder of Ray's own programs."""
 
 CONNECT_SECONDS = 10.0
-"""The time in which the cluster of RAY_ADDRESS takes a connection."""
+"""The time in which the cluster at RAY_ADDRESS must accept a connection."""
 
 ANSWER_SECONDS = 10.0
-"""The time in which Ray answers a question about its machines and GPUs."""
+"""The time in which Ray must answer a question about its machines and GPUs."""
 
 QUIET_SECONDS = 2.0
-"""The time in which Ray ends by itself, before its processes are killed and the error is shown."""
+"""The time that Ray has to end by itself; then its processes are killed and the error is shown."""
 
 SHUTDOWN_SECONDS = 20.0
-"""The time in which Ray ends at all."""
+"""The maximum time for ending Ray."""
 
 FAREWELL_SECONDS = 120.0
-"""The time in which Ray gives up a machine that is gone; its own health checks take half a minute."""
+"""The time in which Ray gives up a lost machine; its own health checks take half a minute."""
 
 FAREWELL_POLL_SECONDS = 1.0
 
@@ -61,7 +61,7 @@ FAREWELL_POLL_SECONDS = 1.0
 class SharedRay:
     """The connection of this process to Ray, which several runs may share.
 
-    It ends with its last user, unless Ray was connected before the first one.
+    It ends with its last user, unless Ray was already connected before the first user.
     """
 
     users = 0
@@ -69,7 +69,7 @@ class SharedRay:
 
 
 class RayCluster:
-    """A connection to Ray; the processes that it started end with it."""
+    """A connection to Ray; processes that it started end with the connection."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class RayCluster:
         list_smaller: Callable[[int], list[str]] = lambda missing: [],
         silence: float = 20.0,
     ) -> None:
-        """`list_smaller` lists the changes to a recipe with which it does without some GPUs.
+        """Open the connection; `list_smaller` lists recipe changes for missing GPUs.
 
-        `silence` are the seconds without a sign of life after which a process counts as stuck.
+        A process counts as stuck after `silence` seconds without a sign of life.
         """
         self._list_smaller = list_smaller
         self.pulse = Pulse(silence)
@@ -96,17 +96,17 @@ class RayCluster:
         self._held = 0
 
     def announce(self, *groups: tuple[int, ModelConfig]) -> None:
-        """Find out whether there are GPUs for groups of processes, each of one model.
+        """Check that there are enough GPUs for groups of processes, each group with one model.
 
-        Raises TooFewGpus if the cluster has fewer, or if others hold them.
+        Raises TooFewGpus if the cluster has fewer GPUs, or if other runs hold them.
         """
         gpus = sum(count for count, config in groups if self._should_use_gpus(config))
         self._require(self._reserved + gpus)
 
     def reserve(self, program: type, count: int, config: ModelConfig, **options: Any) -> "Starter":
-        """Reserve a GPU for each of `count` processes of a model, if it is to be on GPUs.
+        """Reserve a GPU for each of `count` processes of a model, if the model uses GPUs.
 
-        Raises TooFewGpus if the cluster has fewer.
+        Raises TooFewGpus if the cluster has fewer GPUs.
         """
         gpus = 1 if self._should_use_gpus(config) else 0
         self._reserved += gpus * count
@@ -116,13 +116,13 @@ class RayCluster:
         return Starter(kind, partial(self._add_process, gpus))
 
     def count_missing(self) -> int:
-        """Return how many of the reserved GPUs the cluster no longer has."""
+        """Return the number of reserved GPUs that the cluster no longer has."""
         if not self._reserved:
             return 0
         return max(self._reserved - int(_ask(ray.cluster_resources).get("GPU", 0)), 0)
 
     def _require(self, gpus: int) -> None:
-        """Raise TooFewGpus unless so many GPUs are free or are those of this run's processes."""
+        """Raise TooFewGpus unless `gpus` GPUs are free or held by this run's processes."""
         self._announced = gpus
         if gpus > self._gpus:
             raise TooFewGpus(
@@ -134,7 +134,7 @@ class RayCluster:
         if gpus > free:
             raise TooFewGpus(
                 f"{gpus} GPUs are needed and {free} of {self._gpus} are free",
-                "another run may hold the others: wait for it, or ask for fewer",
+                "another run may hold the rest: wait for it, or ask for fewer",
                 self._list_smaller(gpus - free),
             )
 
@@ -148,7 +148,8 @@ class RayCluster:
     def end(self, error: BaseException | None = None) -> None:
         """End all processes, and the connection if no other run of this process uses it.
 
-        `error` is what ended the run. It is shown before a long wait, and no wait is endless.
+        `error` is the error that ended the run. It is shown before a long wait, and every wait has
+        a limit.
         """
         signs = self.pulse.list_signs()
         self.pulse.stop()
@@ -163,9 +164,9 @@ class RayCluster:
 
 
 def _await_farewells() -> None:
-    """Wait until Ray has given up the machines that do not answer, whose GPUs it counts until then.
+    """Wait until Ray has given up silent machines; until then it counts their GPUs.
 
-    A run that goes on after a machine was lost comes here before Ray knows of the loss.
+    A run that resumes after the loss of a machine may call this before Ray has noticed the loss.
     """
     deadline = time.monotonic() + FAREWELL_SECONDS
     while silent := [address for address in _list_machines() if knock(address) != "answers"]:
@@ -188,18 +189,18 @@ def _list_machines() -> list[tuple[str, int]]:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Return what Ray says of its machines. Raises ResourceError if it does not answer in time."""
+    """Return Ray's answer about its machines; raise ResourceError on a timeout."""
     try:
         return run_within(question, ANSWER_SECONDS)
     except TimeoutError:
         raise ResourceError(
-            f"Ray has not answered for {ANSWER_SECONDS:g} s which machines it has; look at its head "
+            f"Ray has not listed its machines within {ANSWER_SECONDS:g} s; check its head "
             "(gcs_server), or end it with ray stop"
         ) from None
 
 
 def _count_free_gpus(enough: int) -> int:
-    """Return the GPUs that no process holds; those of processes that just ended come back late."""
+    """Return the number of free GPUs; wait for GPUs of processes that just ended."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         free = int(_ask(ray.available_resources).get("GPU", 0))
@@ -209,7 +210,7 @@ def _count_free_gpus(enough: int) -> int:
 
 
 class Starter:
-    """Starts processes of one kind."""
+    """Start processes of one kind."""
 
     def __init__(self, program: Any, add_process: Callable[[Any], None]) -> None:
         self._program = program
@@ -223,15 +224,15 @@ class Starter:
 
 
 def end_processes(processes: Sequence[Any]) -> None:
-    """End processes at once, whatever they are waiting for."""
+    """End processes immediately, even if they are waiting."""
     for process in processes:
         ray.kill(process)
 
 
 def shut_down(error: BaseException | None = None) -> None:
-    """End Ray within `SHUTDOWN_SECONDS`; a thread of it that is stuck by then is left behind.
+    """End Ray within `SHUTDOWN_SECONDS`; a thread that is still stuck then is abandoned.
 
-    If it takes more than a moment, show the error that ended the run first.
+    If this takes more than a moment, first show the error that ended the run.
     """
     outcome = ThreadedCall(ray.shutdown)
     if outcome.done.wait(QUIET_SECONDS):
@@ -241,8 +242,8 @@ def shut_down(error: BaseException | None = None) -> None:
         error.was_shown = True
     if outcome.done.wait(SHUTDOWN_SECONDS - QUIET_SECONDS):
         return outcome.get()
-    log.warning(f"Ray did not end within {SHUTDOWN_SECONDS:g} s; it is left behind")
-    # Ray calls it again at the end of the process, and would be stuck again.
+    log.warning(f"Ray did not end within {SHUTDOWN_SECONDS:g} s; it is abandoned")
+    # Ray would call it again at the end of the process, and be stuck again.
     atexit.unregister(ray.shutdown)
     LAST_ACTS.append(kill_ray)
     return None
@@ -257,14 +258,14 @@ def kill_ray() -> None:
 
 
 def _kill_here(signs: Sequence[Sign]) -> None:
-    """Kill the processes on this machine by their numbers: Ray's own end may not reach them."""
+    """Kill the processes on this machine by process id: Ray's own shutdown may not reach them."""
     for sign in signs:
         if sign.host == socket.gethostname():
             _kill_if_rays(sign.pid)
 
 
 def _kill_if_rays(pid: int) -> None:
-    """Kill a process unless its number belongs to a program that is none of Ray's."""
+    """Kill a process unless its process id belongs to a program that is not Ray's."""
     words = _read_words(pid)
     if words.startswith(b"ray::") or RAYS_FOLDER in words:
         with suppress(OSError):
@@ -280,7 +281,7 @@ def _read_words(pid: int) -> bytes:
 
 
 def _find_descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that a process started, and theirs."""
+    """Yield the processes that a process started, and their descendants."""
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):
@@ -289,14 +290,14 @@ def _find_descendants(pid: int) -> Iterator[int]:
 
 
 def connect(object_store_memory: int | None = None, num_gpus: int | None = None) -> None:
-    """Join the cluster that RAY_ADDRESS or this machine names, or start one of this machine alone.
+    """Join the cluster named by RAY_ADDRESS or this machine, or start one on only this machine.
 
-    Both numbers are those of a cluster that is started; by default Ray finds them.
+    Both numbers apply to a cluster that is started here; by default Ray detects them.
 
-    Raises ResourceError if it cannot be reached.
+    Raises ResourceError if the cluster cannot be reached.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    # Without a GPU of their own, processes keep the driver's environment; Ray warns of a change.
+    # Processes without a GPU keep the driver's environment; Ray warns that this will change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         _knock(os.environ.get("RAY_ADDRESS", ""))
@@ -310,17 +311,18 @@ def connect(object_store_memory: int | None = None, num_gpus: int | None = None)
         )
     except (RayError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        remedy = "start it with ray start --head, or unset RAY_ADDRESS to use this machine alone"
+        remedy = "start it with ray start --head, or unset RAY_ADDRESS to use only this machine"
         if "ersion mismatch" in reason:
             remedy = "install the same versions of Python and Ray on all machines"
         elif "Failed to connect" in reason and "RAY_AUTH_MODE" not in os.environ:
-            # It answers a knock. Ray sends its token to no address that is named, unless it is told.
+            # The address answers. Ray only sends its token to a named address if it is configured
+            # to.
             remedy = (
                 "if it asks for a token, set RAY_AUTH_MODE=token, with its ~/.ray/auth_token here"
             )
         raise ResourceError(f"the Ray cluster cannot be reached ({reason}); {remedy}") from error
     finally:
-        # Ray ends the process on SIGTERM; a run saves its state first.
+        # Ray ends the process on SIGTERM, but a run saves its state first.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 

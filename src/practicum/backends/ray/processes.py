@@ -1,6 +1,6 @@
-"""The programs of a cluster's processes: a rank of the trainers, and a model that only answers.
+"""Define the processes of a cluster: a rank of the trainers, and a model that only answers.
 
-Nothing is loaded in a constructor: Ray reports an error there as the death of the process.
+Constructors load nothing: Ray reports an error in a constructor as the death of the process.
 """
 
 import socket
@@ -56,11 +56,11 @@ from practicum.ports import AdamParams, SamplingClient
 from practicum.types import Metrics, Sample, SampleRequest, SamplingParams, ScoreRequest
 
 PACKAGES = (*TORCH_PACKAGES, "ray")
-"""The packages that must have one version on all machines."""
+"""The packages that must have the same version on all machines."""
 
 
 def _load(settings: ModelSettings, decoding: str) -> LoadedModel:
-    """Load a model, with the device of its weights as that of everything that is read."""
+    """Load a model, and read all fetched tensors on the device of its weights."""
     loaded = load_by_role(settings.config, settings.seed, settings.folder, decoding)
     ReaderDevice.device = loaded.language_model.device
     return loaded
@@ -85,12 +85,12 @@ class TrainerRank(ShardedRank):
 
     @ray.method(concurrency_group="watch")
     def give_sign(self) -> Sign:
-        """Return a sign of life with the work in progress; another thread answers this."""
+        """Return a sign of life with the work in progress; a separate thread answers this call."""
         place = "" if self._ranks is None else self._ranks.place
         return Sign.give(f"{place} of {self._verb}" if place else self._verb)
 
     def meet(self, address: str, patience: float) -> None:
-        """Meet the other ranks."""
+        """Connect to all other ranks."""
         self._verb = "meet"
         self._settings.apply(f"{self._title} {self._rank}")
         dist.init_process_group(
@@ -126,13 +126,13 @@ class TrainerRank(ShardedRank):
         return answers
 
     def pack_head(self, name: str) -> tuple[int, PackedHead | None]:
-        """Return the size of a teacher's vocabulary, and its head in the first rank alone."""
+        """Return the size of a teacher's vocabulary, and its head only in the first rank."""
         self._verb = f"pack_head of {name}"
         head = self._scorers[name].gather_head()
         return head.vocab_size, PackedHead.from_head(head) if self._rank == 0 else None
 
     def publish(self, follower: str) -> tuple[dict[str, int], PackedState]:
-        """Gather the trainable weights, or a self-teacher's; return this rank's part of them.
+        """Gather the trainable weights, or a self-teacher's; return this rank's part.
 
         The bytes of its tensors come first.
         """
@@ -141,14 +141,14 @@ class TrainerRank(ShardedRank):
 
     @ray.method(concurrency_group="write")
     def write_beside(self, folder: Path) -> None:
-        """Write the copied tensors; another thread does this, beside the next steps."""
+        """Write the copied tensors; a separate thread does this during the next steps."""
         self.write_copy(folder)
 
 
 class ScalarProcess:
-    """A process with a model of one number a token, which learns here.
+    """A process with a trained model that has one output per token.
 
-    Its weights are nowhere else, so it cannot be started again by itself.
+    Its weights exist only here, so it cannot be restarted separately.
     """
 
     def __init__(self, settings: ProcessSettings, model: ModelSettings) -> None:
@@ -159,7 +159,7 @@ class ScalarProcess:
 
     @ray.method(concurrency_group="watch")
     def give_sign(self) -> Sign:
-        """Return a sign of life with the work in progress; another thread answers this."""
+        """Return a sign of life with the work in progress; a separate thread answers this call."""
         return Sign.give(self._verb)
 
     def load(self, record: ModelRecord | None) -> dict[str, Any]:
@@ -183,9 +183,9 @@ class ScalarProcess:
         }
 
     def predict(self, texts: Sequence[ScoreRequest]) -> list[Float[Tensor, " _"]]:
-        """Return the number of the state before each of a text's tokens."""
+        """Return the output at the state before each of a text's tokens."""
         self._verb = "predict"
-        # Each text's own numbers: a slice would take all of them with it.
+        # Copy each text's numbers: pickling a slice would send all of them.
         return [numbers.clone() for numbers in self._get_scalar().predict(texts)]
 
     def fit(
@@ -194,7 +194,7 @@ class ScalarProcess:
         slopes: Sequence[Float[Tensor, " _"]],
         params: AdamParams,
     ) -> Metrics:
-        """Take one step of AdamW down the slopes."""
+        """Take one AdamW step along the negative slopes."""
         self._verb = "fit"
         metrics = self._get_scalar().fit(texts, slopes, params)
         inject_fault(f"{self._model.name}.fit")
@@ -219,7 +219,8 @@ class ModelProcess:
     """A process with a full model that samples and scores, with its own weights or published ones.
 
     It holds nothing that a new process could not load again, so Ray may start it again at any time.
-    Each request carries the record of the files, with which a new process compares what it loads.
+    Each request carries the record of the files; a new process compares the files that it loads
+    with it.
     """
 
     def __init__(self, settings: ProcessSettings, model: ModelSettings) -> None:
@@ -236,7 +237,7 @@ class ModelProcess:
 
     @ray.method(concurrency_group="watch")
     def give_sign(self) -> Sign:
-        """Return a sign of life with the work in progress; another thread answers this."""
+        """Return a sign of life with the work in progress; a separate thread answers this call."""
         return Sign.give(self._verb)
 
     def describe(self, record: ModelRecord | None = None) -> dict[str, Any]:
@@ -253,16 +254,16 @@ class ModelProcess:
         weights: WeightsReference | None,
         record: ModelRecord | None = None,
     ) -> tuple[list[Sample], float | None]:
-        """Sample one completion a request, and return how well the engine's weights agree.
+        """Sample one completion per request, and return how well the engine's weights agree.
 
-        This is the canary's largest difference in nats, None without an engine.
+        The agreement is the canary's largest difference in nats, or None without an engine.
         """
         self._verb = "sample"
         client = self._open(weights, record)
         if self._keeper is None:
             samples, difference = client.sample(requests, params), None
         else:
-            # Without weights of their own number, they are those that were loaded.
+            # Without a version, the weights are the weights that were loaded.
             version = self._version or 0
             samples = self._keeper.sample(client, version, requests, params)
             difference = self._keeper.difference
@@ -330,7 +331,7 @@ class ModelProcess:
             self._client = sampler
             self._open_engine(loaded, sampler)
             return
-        # Packed while the weights are in memory: their residency may take them out.
+        # Pack while the weights are in memory: their residency may unload them.
         self._head = PackedHead.from_head(model.head())
         del model
         self._client = build_scorer(

@@ -1,4 +1,4 @@
-"""Signs of life: a thread polls the processes and machines of a run, and finds one that is stuck.
+"""Watch for signs of life: a thread polls a run's processes and machines to find a stuck one.
 
 A stopped process keeps its connections, and Ray waits for it forever. Ray notices a stopped process
 among its services (raylet, gcs_server) after a minute or not at all.
@@ -24,22 +24,22 @@ BEAT_SECONDS = 2.0
 """The time between two questions to each process and machine."""
 
 LARGEST_GAP = 5.0
-"""The most that one beat adds to a silence: the driver itself may have been stopped meanwhile."""
+"""The maximum that one poll adds to a silence: the driver itself may have been stopped."""
 
 KNOCK_SECONDS = 2.0
-"""The time in which a machine that is up accepts a connection, and Ray's process answers on it."""
+"""The time in which a running machine accepts a connection and Ray's process answers on it."""
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """The first bytes of an HTTP/2 client without settings; a gRPC server answers with its settings."""
 
 ALIVE = 2
-"""The state of a process that was started and has not died, by the number of Ray's protocol."""
+"""The state of a process that was started and has not died, as a number of Ray's protocol."""
 
 Answer = Literal["answers", "silent", "gone"]
 
 
 class Sign(NamedTuple):
-    """A sign of life: the number of a process, the name of its machine, Ray's node, its work."""
+    """A sign of life: the id of a process, the name of its machine, Ray's node, and its work."""
 
     pid: int
     host: str
@@ -56,7 +56,8 @@ class Sign(NamedTuple):
 def knock(address: tuple[str, int], seconds: float = KNOCK_SECONDS) -> Answer:
     """Find out whether a process of Ray answers at an address.
 
-    The kernel accepts connections for a stopped process, so an accepted one is no answer.
+    The kernel accepts connections for a stopped process, so an accepted connection is not an
+    answer.
     """
     try:
         connection = socket.create_connection(address, seconds)
@@ -70,7 +71,7 @@ def knock(address: tuple[str, int], seconds: float = KNOCK_SECONDS) -> Answer:
         except TimeoutError:
             return "silent"
         except OSError:
-            # It closed the connection, as with TLS: a stopped process does not.
+            # The process closed the connection, as with TLS; a stopped process does not.
             return "answers"
     return "answers"
 
@@ -78,7 +79,7 @@ def knock(address: tuple[str, int], seconds: float = KNOCK_SECONDS) -> Answer:
 def run_within(call: Callable[[], T], seconds: float) -> T:
     """Return the result of a call to Ray that takes no timeout.
 
-    Raises TimeoutError after some seconds; the thread that waits is left behind.
+    Raises TimeoutError after `seconds` seconds; the waiting thread is abandoned.
     """
     outcome = ThreadedCall(call)
     if not outcome.done.wait(seconds):
@@ -124,7 +125,7 @@ class _Watched:
         if self.question is not None:
             ready, _ = ray.wait([self.question], timeout=0, fetch_local=False)
             if not ready:
-                # Ray starts another process, or gives this one up, by itself.
+                # Ray restarts the process or gives it up by itself.
                 is_alive = self.process._get_local_state() == ALIVE
                 self.silence = self.silence + elapsed if is_alive else 0.0
                 return
@@ -138,7 +139,10 @@ class _Watched:
 
 @dataclass(slots=True)
 class Pulse:
-    """The signs of life of a run's processes and machines; `limit` are the seconds of a silence."""
+    """The signs of life of a run's processes and machines.
+
+    A process counts as stuck after a silence of `limit` seconds.
+    """
 
     limit: float
     _watched: dict[str, _Watched] = field(default_factory=dict)
@@ -150,18 +154,18 @@ class Pulse:
     _thread: threading.Thread | None = None
 
     def watch(self, title: str, process: Any) -> None:
-        """Ask a process from now on."""
+        """Start to poll a process."""
         self._watched[title] = _Watched(title, process)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._is_over.set()
 
     def list_signs(self) -> list[Sign]:
-        """Return the newest signs of all processes that gave one."""
+        """Return the newest sign of each process that gave one."""
         return [watched.sign for watched in self._watched.values() if watched.sign is not None]
 
     def find_sign(self, title: str) -> Sign | None:
@@ -181,7 +185,7 @@ class Pulse:
                 last = moment
 
     def _beat(self, elapsed: float, knockers: ThreadPoolExecutor) -> None:
-        """Ask everything once."""
+        """Poll all processes and machines once."""
         for watched in list(self._watched.values()):
             watched.ask(elapsed)
         self._find_addresses()
@@ -219,7 +223,7 @@ class Pulse:
                 return f"Ray's own process {program} at {host}:{port}"
         for watched in self._watched.values():
             sign = watched.sign
-            # A machine that is gone takes its processes along: Ray gives it up by itself.
+            # The processes of a lost machine are lost too: Ray gives them up by itself.
             if watched.silence < self.limit or (sign is not None and sign.node in self._gone):
                 continue
             if sign is None:

@@ -1,7 +1,7 @@
-"""Tensors of other processes by reference: they go from where they are computed to their reader.
+"""Refer to tensors of other processes, which go directly from their producer to their reader.
 
 The object store of Ray holds them as arrays, so a reader on the same machine maps them without a
-copy. The driver hands references on and reads none.
+copy. The driver passes references on and does not read them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ class PackedTensor:
 
 
 def fetch(reference: Any) -> Any:
-    """Return an object of the object store, from whichever machine has it."""
+    """Return an object of the object store, from any machine that has it."""
     return ray.get(reference, timeout=FETCH_SECONDS)
 
 
@@ -86,7 +86,7 @@ class PackedHead:
         count = head.vocab_size
         bias = None if head.bias is None else PackedTensor.from_tensor(head.bias[:count])
         settings = {"vocab_size": count, "scale": head.scale, "softcap": head.softcap}
-        # Products of a head under autocast take the rounded copy.
+        # Products of a head under autocast use the rounded copy.
         return cls(PackedTensor.from_tensor(head.rows), bias, settings)
 
     def to_head(self) -> Head:
@@ -97,7 +97,7 @@ class PackedHead:
 
 
 _heads: dict[int, Head] = {}
-"""The heads that this process has fetched, by their numbers."""
+"""The heads that this process has fetched, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class RayHead:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The number of the head, which no other head of the run has."""
+        """The number of the head, which is unique in the run."""
         return self.number, self.vocab_size
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
@@ -156,11 +156,11 @@ class WeightsReference:
 
 
 PackedState = dict[str, PackedTensor]
-"""Tensors by their names, as one object of the object store."""
+"""Tensors by name, as one object of the object store."""
 
 
 def pack_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, int], PackedState]:
-    """Pack tensors for another process: their bytes, which are small to tell, and themselves."""
+    """Pack tensors for another process; return their sizes in bytes and the tensors."""
     packed = {name: PackedTensor.from_tensor(tensor) for name, tensor in tensors.items()}
     return {name: tensor.array.nbytes for name, tensor in packed.items()}, packed
 
@@ -174,8 +174,8 @@ class RayTensor:
     nbytes: int
 
     def write_file(self, path: Path, named: Mapping[str, SavedTensor]) -> None:
-        """Let a process of Ray's write the file, on the file system that all of them share."""
-        # A new process is started for it, which needs no GPU and waits for no other.
+        """Let a Ray process write the file, on the file system that all machines share."""
+        # A new process is started for this; it needs no GPU and does not wait for other work.
         writer = ray.remote(num_cpus=0)(write_packed)
         ray.get(writer.remote(path.absolute(), dict(named)), timeout=FETCH_SECONDS)
 
@@ -186,7 +186,7 @@ def refer_to_state(sizes: Mapping[str, int], reference: Any) -> dict[str, RayTen
 
 
 def write_packed(path: Path, named: Mapping[str, SavedTensor]) -> None:
-    """Write tensors into a file, of which some are fetched first."""
+    """Write tensors into a file; fetch tensors of other processes first."""
     states: dict[Any, PackedState] = {}
     tensors: dict[str, SavedTensor] = dict(named)
     for name, tensor in named.items():
@@ -198,11 +198,11 @@ def write_packed(path: Path, named: Mapping[str, SavedTensor]) -> None:
 
 
 PackedAnswers = tuple[int, list[tuple[TeacherSignal, bool]]]
-"""The bytes of all hidden states, and the signals without them; True says that they are finite."""
+"""The bytes of all hidden states, the signals without states, and True if the states are finite."""
 
 
 def pack_signals(signals: Sequence[TeacherSignal]) -> tuple[PackedAnswers, PackedTensor | None]:
-    """Pack signals for another process: what is small, and the hidden states of all of them."""
+    """Pack signals for another process: the small parts, and the hidden states of all signals."""
     states = [signal.states for signal in signals]
     answers = [
         (
@@ -224,7 +224,7 @@ def open_signals(
     requests: Sequence[ScoreRequest],
     find_head: Callable[[], HeadLike],
 ) -> Iterator[TeacherSignal]:
-    """Yield the signals of `pack_signals` with their states, whose array is referred to."""
+    """Yield the signals of `pack_signals` with references to their states."""
     first = 0
     for (answer, finite), request in zip(answers[1], requests, strict=True):
         length = len(request.tokens)

@@ -1,7 +1,7 @@
 """The backend `tinker`: the student at a Tinker API service; the loop and the objective stay here.
 
-student   the settings of the student, the recipes it refuses, and the backend
-probing   trials of what a service does with targets and optimizer settings
+student   the settings of the student, unsupported recipes, and the backend
+probing   trials of how a service handles targets and optimizer settings
 trainer   gradients in two passes, optimizer steps, checkpoints
 wire      the requests for the log-probabilities that an objective needs
 """

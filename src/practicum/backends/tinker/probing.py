@@ -1,7 +1,7 @@
-"""Find out what a service does with what it is sent: several targets a token, and AdamW's settings.
+"""Test whether a service supports several targets per token and all AdamW settings.
 
-A service that lacks one of these need not say so: it may train on other targets, or take steps by
-its own settings. Each is tried where ignoring it changes what comes back.
+A service that lacks one of these may not report it: it may train on other targets, or use its own
+settings for steps. Each feature is tried in a case in which ignoring it changes the answer.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from practicum.errors import TeacherError
 from practicum.remote.tinker import Connection
 
 TOKENS = 8
-"""The length of the text that is sent."""
+"""The length of the trial text, in tokens."""
 
 RATE = 0.005
-"""The learning rate of trial steps: large, so that a step is seen above rounding in 16 bits."""
+"""The learning rate of trial steps: large, so that a step is visible above 16-bit rounding."""
 
 TINY_NORM, HUGE_EPSILON = 1e-12, 1e6
-"""A clip and an epsilon that leave nothing of a step."""
+"""A clipping norm and an epsilon that reduce a step to nothing."""
 
 MOMENTUM_STEPS = 5
-"""Steps that gather momentum before one in the other direction."""
+"""The steps that build up momentum before a step in the opposite direction."""
 
 ROUNDING = 0.02
 """Nats by which a service's own log-probabilities of one text may differ from call to call."""
 
 
 def explain_ignored_targets(connection: Connection, client: Any, vocabulary: int) -> str | None:
-    """Return what a service does with two targets a token if it does not score both, else None."""
+    """Explain how a service fails to score two targets per token; return None if it scores both."""
     text = _choose_text(vocabulary)
     following, shifted = text[1:], text[:-1].roll(1)
     try:
@@ -38,10 +38,10 @@ def explain_ignored_targets(connection: Connection, client: Any, vocabulary: int
             connection, client, text, [following, shifted, torch.stack([following, shifted], dim=1)]
         )
     except TeacherError as error:
-        return f"refuses two targets a token ({error})"
+        return f"refuses two targets per token ({error})"
     first, second, both = answers
     if both.shape != (TOKENS, 2):
-        return f"answers two targets a token with the shape {list(both.shape)}"
+        return f"answers two targets per token with the shape {list(both.shape)}"
     columns = torch.stack([first.reshape(-1), second.reshape(-1)], dim=1)
     if (both - columns).abs().max().item() > ROUNDING:
         return "scores other tokens than the two targets that it is sent"
@@ -51,13 +51,13 @@ def explain_ignored_targets(connection: Connection, client: Any, vocabulary: int
 def find_ignored_settings(connection: Connection, client: Any, vocabulary: int) -> list[str]:
     """Return the optimizer settings that a service ignores, by trial steps of new adapters.
 
-    `client` trains adapters that nobody needs. The names are those of a recipe's `optimizer`, and
-    `epsilon`.
+    `client` trains throwaway adapters. The results are names of a recipe's `optimizer` settings,
+    and `epsilon`.
     """
     trial = _Trial(connection, client, _choose_text(vocabulary))
     ignored = []
     start = trial.measure()
-    # Nothing has moved yet, so whatever moves here is a setting that was ignored.
+    # Nothing has changed yet, so a change here means that a setting was ignored.
     trial.step(clip=TINY_NORM)
     clipped = trial.measure() - start
     trial.step()
@@ -69,17 +69,18 @@ def find_ignored_settings(connection: Connection, client: Any, vocabulary: int) 
     after_epsilon = trial.measure()
     if abs(after_epsilon - after_step) > abs(move) / 4:
         ignored.append("epsilon")
-    # Momentum gathers where the gradient stays the same: steps of almost no rate do not move.
+    # Momentum builds up while the gradient stays the same: steps with almost no learning rate do
+    # not change the weights.
     for _ in range(MOMENTUM_STEPS):
         trial.step(rate=RATE * TINY_NORM)
-    # Without momentum a step follows its own gradient, with it those of the steps before.
+    # Without momentum a step follows its own gradient; with momentum it follows earlier gradients.
     trial.step(direction=-1.0, betas=(0.0, 0.0))
     if (trial.measure() - after_epsilon) * move > 0:
         ignored.append("betas")
     for _ in range(2):
         trial.step(betas=(0.0, 0.0))
     away = trial.measure() - start
-    # A decay of 1 / rate takes the adapters back to nothing, where they began.
+    # A decay of 1 / rate resets the adapters to zero, their initial state.
     trial.step(weight_decay=1.0 / RATE, epsilon=HUGE_EPSILON)
     if abs(trial.measure() - start) > abs(away) / 2:
         ignored.append("weight_decay")
@@ -127,7 +128,7 @@ class _Trial:
 
 
 def _choose_text(vocabulary: int) -> Tensor:
-    """Return a fixed text of random tokens, one more than are read."""
+    """Return a fixed text of random tokens, one token longer than the part that is read."""
     stream = torch.Generator().manual_seed(0)
     return torch.randint(vocabulary, (TOKENS + 1,), generator=stream)
 

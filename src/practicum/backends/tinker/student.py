@@ -1,4 +1,4 @@
-"""A student at a service: its settings, the recipes it refuses, and the backend that reaches it."""
+"""Train a student at a service: its settings, unsupported recipes, and the backend."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -46,12 +46,12 @@ class Config(ServiceConfig):
     adapter_alpha: ClassVar[float | None] = ALPHA
     """False: checkpoints hold only the address of the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset({"probe"})
-    """Settings that may change when a run is resumed: the probe leaves the student as it is."""
+    """Settings that may change when a run is resumed: the probe does not change the student."""
     type: Literal["tinker"] = "tinker"
     tokenizer: str | None = Field(
         default=None,
-        description="the base model's tokenizer: folder, hub name or packaged name; none: the one "
-        "that the service names",
+        description="the base model's tokenizer: folder, hub name or packaged name; none: the "
+        "tokenizer that the service names",
     )
     probe: bool = Field(
         default=True,
@@ -75,18 +75,18 @@ class Config(ServiceConfig):
         staleness: int,
         models: Mapping[str, ScorerConfig],
     ) -> list[str]:
-        """List what a service cannot do for a recipe, each with what to write instead."""
+        """List the recipe settings that a service does not support, each with a replacement."""
         problems = list(_list_student_problems(student))
         problems += filter(None, map(explain_unsupported_term, objective.losses))
         if mixes_tokens:
             problems.append(
                 "rollout.source: it decodes token by token with the teacher, which "
-                "backend 'tinker' cannot; write source: mix(other=teacher)"
+                "backend 'tinker' cannot; set source: mix(other=teacher)"
             )
         if staleness > MAX_STALENESS:
             problems.append(
                 "rollout.max_staleness: a service keeps few of a student's weights to sample from, "
-                f"the newest four of ours; write {MAX_STALENESS} or less"
+                f"the newest four of ours; set {MAX_STALENESS} or less"
             )
         return problems
 
@@ -101,7 +101,7 @@ def _list_student_problems(student: StudentConfig) -> Iterator[str]:
             "has there"
         )
     if student.lora is None:
-        yield "student.lora: backend 'tinker' trains adapters; write student.lora: {rank: 16}"
+        yield "student.lora: backend 'tinker' trains adapters; set student.lora: {rank: 16}"
     elif student.lora.alpha != ALPHA:
         yield f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out"
     if student.trainable_layers is not None:
@@ -118,7 +118,7 @@ def build(config: Config, context: BackendContext) -> Backend:
 
 
 def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
-    """Refuse to plan: the sizes of a service's model are unknown."""
+    """Raise an error: the sizes of a service's model are unknown, so nothing can be planned."""
     raise RecipeError(
         "plan: the student is at a service, so what it costs is not known here; leave backend out "
         "to plan it here"
@@ -133,7 +133,7 @@ class TinkerBackend(Backend):
         self._context = context
 
     def load_student(self, config: StudentConfig) -> Student:
-        """Create adapters at the service; a local student of this seed starts equal."""
+        """Create adapters at the service; a local student with the same seed starts equal."""
         base, lora = config.model, config.lora
         assert isinstance(base, str) and lora is not None, (
             "the recipe was held against what the backend refuses"
@@ -180,20 +180,20 @@ class TinkerBackend(Backend):
         return self._context.local().load_scorer(config, name)
 
     def build_sampler(self, student: Student) -> StudentClient:
-        """Return a client of the student's weights, which are published once a step."""
+        """Return a client of the student's weights, which are published once per step."""
         return StudentClient(_require_service(student).build_sampling_client)
 
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> StudentClient:
-        """Return a scorer with the student's live weights or its initial ones, the base model's.
+        """Return a scorer with the student's live weights or with the base model's weights.
 
         Raises CapabilityError for other rules.
         """
         if rule.weights not in ("live", "frozen"):
             raise CapabilityError(
                 f"teacher.weights {rule.weights!r} averages or copies the student's weights, which "
-                "backend 'tinker' does not hold; write weights: frozen or live"
+                "backend 'tinker' does not hold; set weights: frozen or live"
             )
         if rule.weights == "live":
             return self.build_sampler(student)
@@ -205,7 +205,7 @@ class TinkerBackend(Backend):
         self.copy_state(student)(folder)
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
-        """Save a checkpoint at the service; return what writes its address."""
+        """Save a checkpoint at the service; return a function that writes its address."""
         return partial(write_stems, _require_service(student).save_state())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
@@ -236,6 +236,5 @@ def _load_renderer(tokenizer: str, student: StudentConfig) -> Renderer:
         return load_renderer(student.model_copy(update={"model": tokenizer}))
     except ModelError as error:
         raise ModelError(
-            f"{error} (the tokenizer of the student; write backend.tokenizer: a folder or a hub "
-            "name)"
+            f"{error} (the tokenizer of the student; set backend.tokenizer: a folder or a hub name)"
         ) from None

@@ -1,9 +1,10 @@
-"""The training client of a service: the objective is computed here, its gradient sent as weights.
+"""Train at a service: compute the objective here and send its gradient as token weights.
 
-Two passes, as in the package's own `forward_backward_custom`. The first asks for the
-log-probabilities of the tokens that the objective needs. The objective and its gradient in them are
-computed here, by the code that a local student uses. The second is a `cross_entropy` whose weights
-are minus that gradient; by the chain rule its gradient in the student's weights is the objective's.
+There are two passes, as in the package's own `forward_backward_custom`. The first pass requests the
+log-probabilities of the tokens that the objective needs. The objective and its gradient with
+respect to the log-probabilities are computed here, with the code for local students. The second
+pass is a `cross_entropy` with minus this gradient as weights; by the chain rule, its gradient with
+respect to the student's weights is the objective's gradient.
 """
 
 import logging
@@ -53,17 +54,17 @@ NUMBER_BYTES = 4
 CHECKPOINT_SCHEME = "tinker://"
 
 METRICS = {"skyrl.ai/grad_norm": "grad_norm", "grad_norm": "grad_norm", "skipped": "skipped"}
-"""The metrics of a step that services report, by their names there."""
+"""The step metrics that services report, by their names at the service."""
 
 ENTROPIES = frozenset({"student_entropy", "teacher_entropy"})
-"""Values of full distributions, which a service does not return."""
+"""The values that need full distributions, which a service does not return."""
 
 
 class ServiceTrainer:
-    """Trains adapters at a service; see `practicum.ports.TrainingClient`.
+    """Train adapters at a service; see `practicum.ports.TrainingClient`.
 
     `create` asks the service for a training client of new adapters over `base`. After a failed
-    training request the weights are unknown, so they cannot be saved any more.
+    training request the weights are unknown, so they can no longer be saved.
     """
 
     vocabulary: int = 1 << 31
@@ -109,11 +110,11 @@ class ServiceTrainer:
             return None
         return (
             f"objective: the service at {self._connection.address} {answer}, so it cannot train "
-            "candidates; write signal: sampled, or take another service"
+            "candidates; set signal: sampled, or use another service"
         )
 
     def build_sampling_client(self) -> ServiceSampler:
-        """Return a client of the current weights, which are published once a step."""
+        """Return a client of the current weights, which are published once per step."""
         if self._sampler is None:
             client = self._client
             self._sampler = ServiceSampler(
@@ -126,14 +127,14 @@ class ServiceTrainer:
         return self._sampler
 
     def snapshot(self) -> ServiceSampler:
-        """Return a client of the current weights, which the service keeps while it trains on."""
+        """Return a client of the current weights, which the service keeps during later training."""
         client = self.build_sampling_client()
-        # Publish now: opened at its first request, the client would get later weights.
+        # Publish now: a client that is opened at its first request would get later weights.
         client.open()
         return client
 
     def open_base_client(self) -> ServiceSampler:
-        """Return a client of the base model, which the student started from."""
+        """Return a client of the base model that the student started from."""
         return ServiceSampler(
             self._connection,
             lambda service: service.create_sampling_client(base_model=self._base),
@@ -170,7 +171,7 @@ class ServiceTrainer:
             measure(records, detached, part.tokens, part.signal, compiled)
             records.record_tokens(part.index, detached[0], factors)
             records.add_loss_share(part.signal.name, detached, factors)
-        # Zero weights would still make the service's optimizer move: send nothing.
+        # Zero weights would still make the service's optimizer change the weights: send nothing.
         if not records.is_broken and not records.has_no_supervision:
             gradients = torch.autograd.grad(
                 loss, logprobs, allow_unused=True, materialize_grads=True
@@ -212,7 +213,7 @@ class ServiceTrainer:
         if self._broken:
             raise TeacherError(
                 f"{self._connection.address}: a training request failed, so the student's weights "
-                "are not known to be those of a finished step"
+                "may not be the weights of a finished step"
             )
         name = f"step-{self._steps}"
         saved = self._request_training(
@@ -221,14 +222,14 @@ class ServiceTrainer:
         path = self._connection.quote(str(saved.path))
         if path != saved.path or not path.startswith(CHECKPOINT_SCHEME):
             raise TeacherError(
-                f"{self._connection.address}: saving: {path!r} is no address of a checkpoint; look "
-                "at the service"
+                f"{self._connection.address}: saving: {path!r} is not a checkpoint address; check "
+                "the service"
             )
         log.info(f"saved {path}")
         return {"student": {path: torch.tensor(self._steps)}, "optimizer": {}}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore a checkpoint at the service; raise CheckpointError if there is none."""
+        """Restore a checkpoint at the service; raise CheckpointError if it does not exist."""
         addresses = [name for name in tensors["student"] if name.startswith(CHECKPOINT_SCHEME)]
         if len(addresses) != 1:
             raise CheckpointError(
@@ -249,13 +250,13 @@ class ServiceTrainer:
         self._sampler, self._accumulated = None, False
 
     def _restrict_datums(self, datums: Sequence[Datum], objective: Objective) -> list[Datum]:
-        """Cut full distributions of teacher and reference to what the objective asks about."""
+        """Reduce full teacher and reference distributions to the objective's tokens."""
         signals = (objective.signal, objective.reference_signal)
         by_student = [signal for signal in signals if signal and signal.chooser == "student"]
         max_k = max((signal.candidates for signal in by_student), default=0)
         candidates: dict[int, Tensor] = {}
-        # Remote teachers were told the student's candidates; full distributions are cut to them
-        # now.
+        # Remote teachers received the student's candidates; full distributions are reduced to them
+        # here.
         rollouts = {id(datum.rollout): datum.rollout for datum in datums if _has_full(datum)}
         if max_k and rollouts:
             ids = compute_candidates(self.build_sampling_client(), list(rollouts.values()), max_k)
@@ -297,19 +298,19 @@ class ServiceTrainer:
         return by_part
 
     def _check_answer(self, text: ColumnRequest, answer: Tensor) -> Float[Tensor, "T C"]:
-        """Return the log-probabilities at the supervised positions; TeacherError if impossible."""
+        """Return the log-probabilities at supervised positions; raise TeacherError if invalid."""
         width = text.ids.shape[1]
         shape = (len(text.tokens), width) if width > 1 else (len(text.tokens),)
         if answer.shape != shape:
             raise TeacherError(
                 f"{self._connection.address}: log-probabilities of the shape {list(answer.shape)} "
-                f"came back, not {list(shape)}; look at the service"
+                f"were returned, not {list(shape)}; check the service"
             )
         logprobs = answer.float().reshape(len(text.tokens), width)[text.indices]
         if (logprobs > MAX_LOGPROB).any():
             raise TeacherError(
                 f"{self._connection.address}: the student's log-probabilities reach "
-                f"{logprobs.max().item():.3g}, above 0; look at the service"
+                f"{logprobs.max().item():.3g}, above 0; check the service"
             )
         return logprobs
 
@@ -335,13 +336,13 @@ class ServiceTrainer:
             self._broken = True
             if isinstance(error, SessionLost):
                 raise TeacherError(
-                    f"{error}; the service was started again, or let the student go: go on from "
+                    f"{error}; the service was restarted or dropped the student; resume from "
                     "the newest checkpoint"
                 ) from error
             raise
 
     def _count_bytes(self, texts: Sequence[ColumnRequest], answer_bytes: int) -> None:
-        """Meter the numbers sent, and `answer_bytes` for each log-probability that came back."""
+        """Count the bytes that were sent, and `answer_bytes` for each returned log-probability."""
         if self._meter is not None:
             sent = NUMBER_BYTES * sum(text.numbers for text in texts)
             answer_count = sum(len(text.tokens) * text.ids.shape[1] for text in texts)
@@ -349,7 +350,7 @@ class ServiceTrainer:
 
 
 class StudentClient(SelfTeacher):
-    """Samples and scores with the client that `current` returns at each call.
+    """Sample and score with the client that `current` returns at each call.
 
     A `practicum.ports.SelfTeacher` without a state to save.
     """
@@ -372,15 +373,15 @@ class StudentClient(SelfTeacher):
 
 
 def explain_unsupported_term(term: Term) -> str | None:
-    """Explain why a service cannot train a term, and what to write instead; return None if it can.
+    """Explain why a service cannot train a term, with a replacement; return None if it can.
 
-    A service returns log-probabilities of named tokens only, so full distributions and everything
-    computed from them are out of reach.
+    A service only returns log-probabilities of named tokens, so full distributions and all values
+    computed from them are not available.
     """
     if term.signal.question is not None and term.signal.question.whole:
         return (
             f"objective: signal {term.signal.name!r} needs the student's whole distribution, which "
-            "backend 'tinker' does not see; write topk(20), topk(20, support=teacher), sampled, "
+            "backend 'tinker' does not see; use topk(20), topk(20, support=teacher), sampled, "
             "score or text"
         )
     if term.signal.alone:
@@ -391,13 +392,13 @@ def explain_unsupported_term(term: Term) -> str | None:
     k, support = term.signal.candidates, term.signal.chooser
     if k and support not in ("student", "teacher"):
         return (
-            f"objective: backend 'tinker' has no support {support!r}; write topk({k}, "
+            f"objective: backend 'tinker' has no support {support!r}; use topk({k}, "
             f"support=student) or topk({k}, support=teacher)"
         )
     if not term.weighs_by.isdisjoint(ENTROPIES):
         return (
             f"objective: weights {term.weights.name!r} are made of entropies, which backend "
-            "'tinker' does not see; write divergence_top, trust, or weights of log-probabilities"
+            "'tinker' does not see; use divergence_top, trust, or weights of log-probabilities"
         )
     return None
 
@@ -409,7 +410,10 @@ def _has_full(datum: Datum) -> bool:
 
 
 def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
-    """Yield the batch by teachers that answer alike; the service cuts it into micro-batches."""
+    """Yield the batch grouped by teachers with the same kind of answer.
+
+    The service splits it into micro-batches.
+    """
     for rows in group_rows_into_passes(datums, UNLIMITED_TOKENS, UNLIMITED_TOKENS):
         yield from Pass(datums, batch, rows, [frozenset() for _ in rows]).gather_parts()
 
@@ -417,7 +421,7 @@ def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
 def _compute_values(
     logprobs: Float[Tensor, "t C"], columns: Columns, objective: CompiledObjective
 ) -> list[TermValues]:
-    """Compute each term's values; the sampled token's surprise stands for the entropy.
+    """Compute each term's values, with the sampled token's surprise in place of the entropy.
 
     Columns cannot give the entropy, which is the mean of the surprise over sampled tokens.
     """
@@ -435,8 +439,8 @@ def _compute_coefficients(
 ) -> list[list[Tensor]]:
     """Return the loss coefficients of each part's tokens, one tensor per term.
 
-    They come from the full batch if a token's coefficient depends on other tokens; then also
-    record what terms of pairs report.
+    They are computed from the full batch if a token's coefficient depends on other tokens; in that
+    case the metrics of pair terms are recorded too.
     """
     detached = [[term.detach() for term in part_values] for part_values in values]
     if not objective.needs_sequences and batch.spans is None:

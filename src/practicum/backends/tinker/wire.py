@@ -1,8 +1,8 @@
 """Request the log-probabilities that an objective needs, as columns of a small vocabulary.
 
-A service returns the log-probabilities of named tokens. At each supervised position these are the
-sampled token, the teacher's candidates and the reference's, side by side as columns; the objective
-reads the columns as it reads a vocabulary.
+A service returns the log-probabilities of named tokens. At each supervised position, the columns
+are the sampled token, the teacher's candidates and the reference's candidates. The objective reads
+the columns like a vocabulary.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class ColumnRequest:
 
     @property
     def tokens(self) -> list[int]:
-        """The N tokens that the model reads: all but the last one, which predicts nothing."""
+        """The N tokens that the model reads: all except the last, which predicts nothing."""
         return [*self.rollout.prompt_tokens, *self.rollout.tokens.tolist()][:-1]
 
     @property
@@ -44,7 +44,7 @@ class ColumnRequest:
     def spread(
         self, values: Float[Tensor, "T C"] | Int[Tensor, "T C"], elsewhere: Tensor
     ) -> Tensor:
-        """Return [N, C] `values` at the supervised positions, `elsewhere` [N] at the others.
+        """Return `values` [N, C] at the supervised positions, and `elsewhere` [N] at all others.
 
         A single column loses its axis: the service distinguishes [N] from [N, 1].
         """
@@ -53,7 +53,7 @@ class ColumnRequest:
         return spread if values.shape[1] > 1 else spread[:, 0]
 
     def build_datum(self, weights: Float[Tensor, "T C"]) -> Any:
-        """Return a datum whose `cross_entropy` is minus the weighted sum of log-probabilities."""
+        """Return a datum with a `cross_entropy` of minus the weighted sum of log-probabilities."""
         from tinker import types
 
         tokens = self.tokens
@@ -82,7 +82,7 @@ class Columns:
 
 
 def build_columns(part: Part, rollouts: Sequence[Rollout]) -> Columns:
-    """Build the requests for one part of the batch; `rollouts` are those of all its rows."""
+    """Build the requests for one part of the batch; `rollouts` are the rollouts of all its rows."""
     distributions = [read_tokens(signal, slice(None)) for signal in (part.signal, part.reference)]
     candidates = [ids.topk_ids for ids in distributions if ids.topk_ids is not None]
     ids = torch.cat([part.tokens.tokens[:, None], *(ids.long() for ids in candidates)], dim=1)
@@ -105,9 +105,9 @@ def build_columns(part: Part, rollouts: Sequence[Rollout]) -> Columns:
 
 def _find_first_occurrences(ids: Int[Tensor, "T C"]) -> Int[Tensor, "T C"]:
     """Return for each entry the first column of its row with the same id."""
-    # A token that both the student and the teacher name would otherwise count as two tokens. In a
-    # stable sort equal ids stand together, the first column first; `cummax` carries it along the
-    # run.
+    # A token that both the student and the teacher name would otherwise count as two tokens. A
+    # stable sort puts equal ids next to each other, with the first column first; `cummax` copies it
+    # along each run of equal ids.
     order = ids.sort(dim=1, stable=True)
     starts_run = torch.ones_like(ids, dtype=torch.bool)
     starts_run[:, 1:] = order.values[:, 1:] != order.values[:, :-1]
@@ -124,9 +124,9 @@ def restrict_signal(
     k: int,
     chunk_tokens: int = 128,
 ) -> TeacherSignal:
-    """Cut a full distribution to the log-probabilities of the sampled tokens and of candidates.
+    """Reduce a full distribution to the log-probabilities of the sampled tokens and of candidates.
 
-    The candidates are the given ones or the teacher's `k` likeliest. A signal without a full
+    The candidates are the given tokens, or the teacher's top `k` tokens. A signal without a full
     distribution is returned unchanged.
     """
     if signal.hidden is None and signal.pool is None:
@@ -137,7 +137,7 @@ def restrict_signal(
         full = distribution.full
         if full is None:
             return signal
-        # The bucket of a teacher with another vocabulary is no token to ask about.
+        # The bucket of a teacher with another vocabulary is not a token.
         full = full.cpu() if distribution.outside is None else full[:, :-1].cpu()
         likeliest = full.topk(min(k, full.shape[-1]), dim=-1).indices
         ids = likeliest if candidates is None else candidates[piece]

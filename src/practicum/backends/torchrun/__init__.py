@@ -1,4 +1,4 @@
-"""The backend `torchrun`: processes that torch's own launcher starts learn and sample together.
+"""The backend `torchrun`: processes started by torch's launcher that train and sample together.
 
 See docs/clusters.md.
 """
@@ -14,14 +14,14 @@ __all__ = ["Config", "build", "build_on_paper", "join"]
 
 
 def join(config: Config) -> AbstractContextManager[bool]:
-    """Meet the processes that torchrun started; see `practicum.runs.opening.join_processes`."""
+    """Connect the processes that torchrun started; see `practicum.runs.opening.join_processes`."""
     from practicum.backends.torchrun.lockstep import join_processes
 
     return join_processes(config)
 
 
 def build(config: Config, context: BackendContext) -> Backend:
-    """Open the backend over the processes of this run; without a run, the local one."""
+    """Open the backend over the processes of this run, or the local backend without a run."""
     from practicum.backends.torchrun.lockstep import Membership
     from practicum.backends.torchrun.rank_backend import RankBackend, note_single
 
@@ -33,6 +33,6 @@ def build(config: Config, context: BackendContext) -> Backend:
 
 
 def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
-    """Open the local backend over weightless models: the plan is that of one process."""
+    """Open the local backend over weightless models; the plan is for one process."""
     single = config.build_single()
     return load_plugin("backends", single.type).build_on_paper(single, context, answer_tokens)

@@ -6,6 +6,6 @@ from practicum.backends._sharded.config import ShardedConfig
 
 
 class Config(ShardedConfig):
-    """The processes that torchrun starts, and the limits on memory of each of them."""
+    """The processes that torchrun starts, and the memory limits of each process."""
 
     type: Literal["torchrun"] = "torchrun"

@@ -1,11 +1,11 @@
-"""Signs of life of the ranks: a thread of each rank writes its sign and watches the signs of other ranks.
+"""Detect stuck ranks: a thread in each rank writes signs of life and watches other ranks.
 
 A stopped process keeps its connections, so a collective waits for it until the collective's own
-timeout. The first rank watches all other ranks, and they watch the first. A rank is not watched
-before its first sign.
+timeout. The first rank watches all remaining ranks, which in turn watch the first rank. A rank is
+not watched before its first sign.
 
-The thread beats while the main thread computes, for torch releases the GIL in its operations. A
-call that keeps the GIL for longer than the limit looks like a stopped process.
+The thread writes signs while the main thread computes, because torch operations release the GIL. A
+process with a call that holds the GIL for longer than the limit looks stopped.
 """
 
 import os
@@ -24,13 +24,13 @@ BEAT_SECONDS = 0.5
 """The longest time between two signs of life of a process."""
 
 BEATS_IN_LIMIT = 8
-"""The fewest signs of a living process within the limit."""
+"""The minimum number of signs that a running process writes within the limit."""
 
 STOP_SECONDS = 1.0
-"""The time in which the thread ends."""
+"""The time that the thread has to end."""
 
 ENDED = "ended"
-"""The key that the first process sets in the store when its run ended, with its exit code."""
+"""The key for the run's exit code, which the first process sets in the store at the end."""
 
 
 class RankSign(NamedTuple):
@@ -54,10 +54,10 @@ class RankSign(NamedTuple):
 
 @dataclass(slots=True)
 class Silence:
-    """The seconds for which a value has not changed, as far as the observer was awake itself.
+    """The seconds for which a value has not changed while the observer itself was running.
 
-    `longest_gap` is the most that one look adds: the observer may have been stopped meanwhile, and
-    with it perhaps all processes.
+    `longest_gap` is the maximum that one observation adds: the observer, and perhaps every process,
+    may have been stopped in between.
     """
 
     longest_gap: float
@@ -66,7 +66,7 @@ class Silence:
     _last: float | None = None
 
     def observe(self, value: object, moment: float) -> float:
-        """Return the seconds of silence at a moment, with the value of that moment."""
+        """Return the seconds of silence at a moment, given the value at that moment."""
         elapsed = 0.0 if self._last is None else min(moment - self._last, self.longest_gap)
         self.seconds = self.seconds + elapsed if value == self.value else 0.0
         self.value, self._last = value, moment
@@ -74,10 +74,10 @@ class Silence:
 
 
 class Heartbeat:
-    """The thread of one rank; `limit` are the seconds of silence after which a rank is stuck.
+    """The thread of one rank; a rank counts as stuck after `limit` seconds of silence.
 
-    `store` is a connection for this thread alone: in a shared one, another thread may wait in a call. Set
-    `work` to what the rank is doing.
+    `store` is a connection that only this thread uses: another thread may block a shared connection
+    with a call. Set `work` to the current work of the rank.
     """
 
     def __init__(self, store: Store, rank: int, count: int, limit: float) -> None:
@@ -99,9 +99,9 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Give no more signs."""
+        """Stop giving signs."""
         self._is_over.set()
-        # It is stuck if the store is.
+        # The thread is stuck if the store is stuck.
         self._thread.join(STOP_SECONDS)
 
     def get_signs(self) -> dict[int, RankSign]:
@@ -135,7 +135,7 @@ class Heartbeat:
         return describe_process(f"trainer {rank}", pid, host, work)
 
     def _work(self) -> None:
-        # A store that is gone is as silent as a stopped one, and does not return.
+        # A lost store looks the same as a stopped store, and does not come online again.
         with suppress(RuntimeError):
             while not self._is_over.is_set():
                 self._beat()

@@ -1,4 +1,4 @@
-"""The processes of one run: the first one asks, and all of them do what it asks.
+"""Run the processes of one run in lockstep: the first sends requests, and all perform them.
 
 Requests and answers go through collectives of gloo, which run in a separate thread: the thread
 that waits for them gives up after a deadline, or when a process is stuck. A process that cannot continue
@@ -39,30 +39,30 @@ from practicum.errors import PracticumError, RecipeError, WorkerLost
 T = TypeVar("T")
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The variables by which torchrun tells a process its place."""
+"""The variables with which torchrun tells a process its rank and address."""
 
 PREFIX = "practicum"
 """The prefix of our keys in the launcher's store."""
 
 AFTERMATH_SECONDS = 2.0
-"""The time in which other processes still say why they cannot go on."""
+"""The time that other processes have to report why they cannot continue."""
 
 POLL_SECONDS = 0.1
-"""The time between two looks into the store."""
+"""The time between two checks of the store."""
 
 MARGIN_SECONDS = 60.0
-"""The time after which a collective gives up by itself, in addition to the longest deadline."""
+"""The time after the longest deadline at which a collective gives up by itself."""
 
 STARTING = frozenset({"meet", "_open", "load", "load_scorer"})
-"""The verbs that have `backend.start_patience`."""
+"""The verbs with the timeout `backend.start_patience`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A verb of a `RankProcess`, or of the group itself where the number is 0.
+    """A verb of a `RankProcess`, or of the group itself if the number is 0.
 
-    `shares` are the arguments, the same for all ranks or one for each. Apart, the ranks have no
-    word with each other meanwhile, and outlive an error.
+    `shares` are the arguments, the same for all ranks or one share per rank. If the request is
+    `apart`, the ranks do not communicate while they perform it, and survive an error.
     """
 
     number: int
@@ -72,20 +72,21 @@ class Request:
 
 
 class Membership:
-    """The group that this process belongs to, while it does."""
+    """The group that this process currently belongs to."""
 
     group: ClassVar["LockstepGroup | None"] = None
 
 
 class LockstepGroup:
-    """This process's place among the ranks; see the module."""
+    """This process's member of the group of ranks; see the module."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         longest = max(config.patience, config.start_patience)
         self._limit = timedelta(seconds=longest + MARGIN_SECONDS)
         meeting = timedelta(seconds=config.start_patience)
-        # One thread may wait in a call while another beats, so there are two connections.
+        # One thread may wait in a call while the heartbeat thread writes, so there are two
+        # connections.
         (store, self.rank, self.count), (second_store, _, _) = (
             next(rendezvous("env://", timeout=meeting)) for _ in range(2)
         )
@@ -107,8 +108,8 @@ class LockstepGroup:
             if not Trouble.describe(error).is_elsewhere:
                 raise
             raise WorkerLost(
-                f"the {self.count} processes did not meet ({shorten(error)}); look at what the "
-                "other processes wrote"
+                f"the {self.count} processes did not meet ({shorten(error)}); read the "
+                "output of all processes"
             ) from error
 
     def _meet(self, store: Store) -> dist.ProcessGroup:
@@ -128,7 +129,7 @@ class LockstepGroup:
         return control
 
     def close(self) -> None:
-        """Leave the group; a collective that still waits is left behind."""
+        """Leave the group; a collective that still waits is abandoned."""
         self._heartbeat.stop()
         self._thread.stop()
         if not self._thread.is_busy and dist.is_initialized():
@@ -141,16 +142,16 @@ class LockstepGroup:
         return self._numbers
 
     def close_process(self, number: int) -> None:
-        """Let go of a `RankProcess` in all ranks, if they are still there."""
+        """Drop a `RankProcess` in all ranks that are still running."""
         if self._loss is None:
             self.ask_each(0, "_close", [(number,)])
 
     def ask(self, number: int, verb: str, *arguments: Any) -> list[Any]:
-        """Let all ranks do the same in step; return their answers in the order of the ranks."""
+        """Run the same call in all ranks, in step; return the answers in rank order."""
         return self._request(Request(number, verb, [arguments], apart=False))
 
     def ask_each(self, number: int, verb: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
-        """Let each rank do its own share apart from the others; return their answers."""
+        """Let each rank perform its own share independently; return all answers."""
         return self._request(Request(number, verb, shares, apart=True))
 
     def _open(self, number: int, nodes: int, settings: ProcessSettings) -> None:
@@ -161,10 +162,11 @@ class LockstepGroup:
         del self.processes[number]
 
     def _rest(self) -> None:
-        """Do nothing: the first process is still there."""
+        """Do nothing; the request shows that the first process is still running."""
 
     def _request(self, request: Request) -> list[Any]:
-        # Threads take turns: the ranks would wait for each other if they had another order.
+        # Threads take turns: the ranks would deadlock if they received requests in different
+        # orders.
         with self._turn:
             if self._loss is not None:
                 raise WorkerLost(f"{request.verb}: the trainers of this run have ended")
@@ -189,7 +191,7 @@ class LockstepGroup:
                 LAST_ACTS.append(self._heartbeat.stop)
 
     def _build_check(self, verb: str) -> Callable[[], None]:
-        """Return what raises Unanswered if a rank is stuck, or if the time for a verb is over."""
+        """Return a check that raises Unanswered if a rank is stuck or if a verb's time is over."""
         config = self._config
         key, seconds = (
             ("start_patience", config.start_patience)
@@ -214,7 +216,7 @@ class LockstepGroup:
         late = [rank for rank, sign in signs.items() if sign.work]
         names = ", ".join(f"trainer {rank}" for rank in late) or "the other trainers"
         return WorkerLost(
-            f"no answer to {verb} in {time_limit} from {names}; look at its machine, then go on with "
+            f"no answer to {verb} in {time_limit} from {names}; check its machine, then resume with "
             f"{spell_options(resume=True)}"
         )
 
@@ -225,7 +227,8 @@ class LockstepGroup:
         outcome = self._perform(request)
         # This process already has its outcome and needs no copy.
         dist.gather_object(pack(None), outcomes, dst=0, group=self._control)
-        # This process's error is its own object: that of a cancelled thread has no copy.
+        # This process's error stays the original object: the error of a cancelled thread cannot be
+        # copied.
         return [outcome, *map(unpack, outcomes[1:])]
 
     def _send(self, message: Request | int | None) -> Any:
@@ -235,7 +238,7 @@ class LockstepGroup:
         return unpack(messages[0])
 
     def _perform(self, request: Request) -> tuple[Any, Exception | None]:
-        """Do this rank's part; return its answer, and the error of a part that was done apart."""
+        """Perform this rank's part; return its answer, and the error of an independent part."""
         owner = self.processes[request.number] if request.number else self
         arguments = request.shares[self.rank if len(request.shares) > 1 else 0]
         self._heartbeat.work = request.verb
@@ -249,7 +252,7 @@ class LockstepGroup:
             self._heartbeat.work = ""
 
     def serve(self) -> int:
-        """Do what the first process asks until its run ends; return the run's exit code.
+        """Serve the first process's requests until its run ends; return the run's exit code.
 
         Raises WorkerLost if the first process was lost.
         """
@@ -258,7 +261,7 @@ class LockstepGroup:
         def check() -> None:
             if not self._heartbeat.has_ended:
                 self._check_signs("a request")
-            # The first process has ended, and this process waits for one that cannot.
+            # The first process has ended, and this process waits for a process that cannot answer.
             elif end.is_over():
                 raise RunEnded
 
@@ -272,13 +275,14 @@ class LockstepGroup:
             if trouble.is_bug:
                 raise
             if trouble.code:
-                # The first process says it, once this one's end has broken the link.
+                # The first process reports the error after the end of this process has broken the
+                # link.
                 return trouble.code
         with suppress(RuntimeError):
             if self._await_keys([ENDED], 2 * AFTERMATH_SECONDS):
                 return int(self._store.get(ENDED))
         raise WorkerLost(
-            "trainer 0, which leads the run, was lost; go on from the newest checkpoint with "
+            "trainer 0, which leads the run, was lost; resume from the newest checkpoint with "
             f"{spell_options(resume=True)}"
         )
 
@@ -288,35 +292,35 @@ class LockstepGroup:
         return request
 
     def _set_key(self, key: str, text: str) -> None:
-        """Write into the store if it is there."""
+        """Write into the store if it is available."""
         if not self._heartbeat.is_cut_off:
             with suppress(RuntimeError):
                 self._store.set(key, text)
 
     def _await_keys(self, keys: Sequence[str], seconds: float) -> bool:
-        """Return True once the store has all keys, False if it has not after some seconds."""
+        """Return True once the store has all keys, or False after `seconds` seconds."""
         deadline = time.monotonic() + seconds
-        # The store's own wait writes to standard error when its time is over.
+        # The store's own wait writes to standard error on a timeout.
         while not (has_all := self._store.check(list(keys))) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return has_all
 
     def _end_with(self, error: BaseException, verb: str) -> NoReturn:
-        """End the group, of which a rank cannot go on, and raise what explains it best."""
+        """End the group because a rank cannot continue, and raise the best explanation."""
         self._loss = WorkerLost(f"{verb} failed")
         if not Trouble.describe(error).is_elsewhere:
             raise error
         reason = self._explain_loss(error, verb)
-        # Other processes may wait for a process that is stuck, and the end of a run takes a while.
+        # Other processes may wait for a stuck process, and the end of a run takes a while.
         self._set_key(ENDED, str(reason.exit_code))
         raise reason from error
 
     def _explain_loss(self, error: BaseException, verb: str) -> PracticumError:
-        """Return the error that a rank wrote down, or else who broke the link."""
+        """Return the error that a rank reported, or name the rank that broke the link."""
         if isinstance(error, Unanswered) and self._heartbeat.is_cut_off:
             return error.loss
         ranks = range(1, self.count)
-        # The last sign of a process that died may not have been read yet.
+        # The last sign of a dead process may not have been read yet.
         time.sleep(2 * BEAT_SECONDS)
         before = self._heartbeat.get_signs()
         with suppress(RuntimeError):
@@ -336,7 +340,7 @@ class LockstepGroup:
         names = names or f"a trainer ({shorten(error)})"
         reason = next((f" ({trouble.text})" for trouble in troubles if trouble.is_bug), "")
         return WorkerLost(
-            f"{names} was lost in {verb}{reason}; nothing of this step is kept, go on from the "
+            f"{names} was lost in {verb}{reason}; this step is discarded; resume from the "
             f"newest checkpoint with {spell_options(resume=True)}"
         )
 
@@ -350,7 +354,7 @@ class LockstepGroup:
 
     @contextmanager
     def lead(self) -> Iterator[None]:
-        """Let the others hear of this process within their patience, and of the end of its run."""
+        """Stay in contact with all processes within the block, and tell them when the run ends."""
         code = PracticumError.exit_code
         try:
             with _repeat(self._ask_for_nothing, self._limit.total_seconds() / 4):
@@ -365,17 +369,17 @@ class LockstepGroup:
                 self._dismiss(code)
 
     def _dismiss(self, code: int) -> None:
-        """Let the others end with the exit code of the run."""
+        """End all other processes with the exit code of the run."""
         try:
             with suppress(RuntimeError):
                 self._run(partial(self._send, code), self._build_check("end"))
         except Unanswered as error:
-            # The error of a run that failed is on its way.
+            # If the run failed, its error is already being raised.
             if not code:
                 raise error.loss from None
 
     def _ask_for_nothing(self) -> None:
-        # A loss is for the next request to raise.
+        # The next request raises the loss.
         if self._loss is None:
             with suppress(PracticumError, OSError):
                 self.ask_each(0, "_rest", [()])
@@ -383,9 +387,9 @@ class LockstepGroup:
 
 @contextmanager
 def join_processes(config: Config) -> Iterator[bool]:
-    """Meet the processes that torchrun started: True in the first one, which runs the recipe.
+    """Connect the processes that torchrun started; yield True in the first, which runs the recipe.
 
-    The others serve until its run has ended, and end with its exit code if it failed.
+    All other processes serve until its run has ended, and end with its exit code if it failed.
     """
     _check_start(config)
     Membership.group = group = LockstepGroup(config)
@@ -394,7 +398,7 @@ def join_processes(config: Config) -> Iterator[bool]:
             with group.lead():
                 yield True
             return
-        # What a model has to say is said in the first process.
+        # The first process shows the notes of a model.
         with _ignore_stop_signals(), hide_notes(), display_waits(None):
             code = group.serve()
         if code:
@@ -406,25 +410,25 @@ def join_processes(config: Config) -> Iterator[bool]:
 
 
 def _check_start(config: Config) -> None:
-    """Raise RecipeError unless torchrun started as many processes as the recipe says."""
+    """Raise RecipeError unless torchrun started the recipe's number of processes."""
     command = f"torchrun --nproc-per-node {config.trainers} -m practicum run"
     if not all(name in os.environ for name in VARIABLES):
         raise RecipeError(
-            "backend 'torchrun' runs in processes that torchrun starts, and this one was started "
-            f"alone; write {command} ..., or backend: {{type: ray, trainers: {config.trainers}}}"
+            "backend 'torchrun' runs in processes that torchrun starts, and torchrun did not start "
+            f"this one; run {command} ..., or set backend: {{type: ray, trainers: {config.trainers}}}"
         )
     count = int(os.environ["WORLD_SIZE"])
     if count == config.trainers:
         return
     raise RecipeError(
-        f"backend.trainers is {config.trainers} and torchrun started {count} processes; write "
+        f"backend.trainers is {config.trainers} and torchrun started {count} processes; set "
         f"backend.trainers={count}, or {command} ..."
     )
 
 
 @contextmanager
 def _ignore_stop_signals() -> Iterator[None]:
-    """Leave it to the first process when to stop: it saves its state, which takes all ranks."""
+    """Ignore stop signals: the first process decides when to stop, and needs all ranks to save."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -440,7 +444,7 @@ def _ignore_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def _repeat(act: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Let another thread act every few seconds within the block."""
+    """Call a function in another thread every few seconds within the block."""
     is_over = threading.Event()
 
     def work() -> None:
@@ -458,7 +462,7 @@ def _repeat(act: Callable[[], None], seconds: float) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Countdown:
-    """A time that begins with the first question whether it is over."""
+    """A countdown that starts at the first check whether it is over."""
 
     seconds: float
     _end: float | None = None

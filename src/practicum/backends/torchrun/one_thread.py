@@ -1,4 +1,4 @@
-"""One thread that does calls in their order, so that a caller can stop waiting for one."""
+"""Run calls in order in one thread, so that a caller can stop waiting for a call."""
 
 import threading
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 POLL_SECONDS = 0.1
-"""The time between two looks while a call is waited for."""
+"""The time between two checks while waiting for a call."""
 
 
 class OneThread:
-    """A daemon thread; what it is stuck in ends with the process.
+    """A daemon thread; a stuck call ends with the process.
 
     Threads of torch have separate settings and caches, so all calls share one thread.
     """
@@ -33,7 +33,7 @@ class OneThread:
     def run(self, call: Callable[[], T], check: Callable[[], None]) -> T:
         """Return the result of a call, or raise its error, or the error of `check`.
 
-        `check` is called every now and then meanwhile.
+        `check` is called regularly while waiting.
         """
         context = copy_context()
         self._pending = future = Future[T]()
@@ -55,5 +55,5 @@ class OneThread:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-            # The next call may be far off, and results are large.
+            # The next call may come much later, and results are large.
             del job, call, future

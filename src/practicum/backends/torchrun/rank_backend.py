@@ -1,4 +1,4 @@
-"""The backend of the first process: every verb is a request to all of them."""
+"""Implement the backend in the first process: every verb is a request to all processes."""
 
 import itertools
 import logging
@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class RankHead:
-    """A model of all ranks by its name, and the head that each finds there.
+    """A model of all ranks by name, and the head that each rank finds under the name.
 
-    `serial` differs wherever the weights do. See `practicum.types.HeadLike`.
+    `serial` differs if the weights differ. See `practicum.types.HeadLike`.
     """
 
     number: int
@@ -88,7 +88,7 @@ class RankHead:
 
 
 _serials = itertools.count(1)
-"""Serial numbers of weights, of which no two are equal in a run."""
+"""Serial numbers of weights, each unique in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +99,15 @@ class RankVerbs:
     number: int
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
-        """Let all ranks do the same in step."""
+        """Run the same call in all ranks, in step."""
         return self.group.ask(self.number, verb, *arguments)
 
     def ask_each(self, verb: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
-        """Let each rank do its share apart."""
+        """Let each rank perform its share independently."""
         return self.group.ask_each(self.number, verb, shares)
 
     def name_model(self, name: str) -> RankHead:
-        """Return a model of all ranks, with the weights that it has now."""
+        """Return a model of all ranks with its current weights."""
         return RankHead(self.number, name, next(_serials))
 
     def load(self, verb: str, model: ModelSettings) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class RankVerbs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStudent(Student):
-    """A student whose shards are in the ranks."""
+    """A student with its shards in the ranks."""
 
     trainer: "RankTrainer"
 
@@ -136,7 +136,7 @@ class RankBackend(Backend):
         self._verbs = RankVerbs(group, number)
 
     def load_student(self, config: StudentConfig) -> RankStudent:
-        """Let all ranks load the student: its shards, and a whole one to sample from."""
+        """Let all ranks load the student: a shard, and a full copy to sample from."""
         folder = prepare_folder(config, STUDENT, self._context)
         record = record_files(config, folder, self._context)
         model = ModelSettings(config, folder, STUDENT, self._context.seed, record=record)
@@ -159,7 +159,7 @@ class RankBackend(Backend):
     def build_self_teacher(
         self, student: Student, rule: WeightUpdateRule, name: str
     ) -> "RankSelfTeacher":
-        """Return a scorer with the student's weights, which follow by `rule` in shards."""
+        """Return a scorer with weights that follow the student's by `rule`, in shards."""
         return RankSelfTeacher(_require_ranks(student).trainer, rule, name)
 
     def save(self, student: Student, folder: Path) -> None:
@@ -167,7 +167,7 @@ class RankBackend(Backend):
         self._verbs.ask("save", folder.absolute())
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
-        """Let every rank copy its part to its host; return what lets them write it."""
+        """Let every rank copy its part to its host; return a function that makes them write it."""
         self._verbs.ask("copy_state")
         return lambda folder: self._write_copy(folder.absolute())
 
@@ -175,14 +175,14 @@ class RankBackend(Backend):
         self._verbs.ask_each("write_copy", [(folder,)])
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
-        """Let every rank read its rows, of a checkpoint of any number of ranks."""
+        """Let every rank read its rows of a checkpoint from any number of ranks."""
         self._verbs.ask("load_state", folder.absolute(), moments)
         _require_ranks(student).trainer.note_change()
 
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
-        """Refuse: a checkpoint is exported by one process."""
+        """Raise an error: one process exports a checkpoint."""
         raise CapabilityError(
-            "the student is in the shards of several processes; write a checkpoint, then practicum "
+            "the student is sharded over several processes; write a checkpoint, then run practicum "
             "export RUN"
         )
 
@@ -192,7 +192,7 @@ class RankTrainer:
 
     def __init__(self, verbs: RankVerbs) -> None:
         self._verbs = verbs
-        # The whole student is loaded with the very weights of the shards.
+        # The full student is loaded with the same weights as the shards.
         self._current: RankHead | None = verbs.name_model(STUDENT)
         self._dropped: list[str] = []
 
@@ -213,7 +213,7 @@ class RankTrainer:
         return metrics
 
     def note_change(self) -> None:
-        """Let the weights be gathered again before they are used: they have changed."""
+        """Note that the weights have changed and must be gathered again before use."""
         self._current = None
 
     def gather(self) -> RankHead:
@@ -223,16 +223,16 @@ class RankTrainer:
         return self._current
 
     def take_weights(self, name: str, follower: str = "") -> RankHead:
-        """Gather the weights of the student, or of a self-teacher, for a model that answers."""
+        """Gather the weights of the student or of a self-teacher for a model that answers."""
         dropped, self._dropped = self._dropped, []
         self._verbs.ask("take_weights", name, follower, dropped)
         return self._verbs.name_model(name)
 
     def snapshot(self) -> "RankClient":
-        """Return a client that samples from the weights of this time."""
+        """Return a client that samples from the current weights, also after later steps."""
         name = f"snapshot {next(_serials)}"
         model = self.take_weights(name)
-        # Every rank holds a copy for as long as somebody here can ask it.
+        # Every rank holds a copy as long as a client in this process can use it.
         weakref.finalize(model, self._dropped.append, name)
         return RankClient(self._verbs, lambda: model)
 
@@ -245,11 +245,11 @@ class RankTrainer:
         return RankClient(self._verbs, get_model)
 
     def ask(self, verb: str, *arguments: Any) -> list[Any]:
-        """Let all ranks do the same in step."""
+        """Run the same call in all ranks, in step."""
         return self._verbs.ask(verb, *arguments)
 
     def read_weights(self, model: RankHead) -> dict[str, Tensor]:
-        """Return the weights of a model that were gathered, as this rank has them."""
+        """Return the gathered weights of a model from this rank."""
         return self._verbs.ask_each("get_weights", [(model.name,)])[0]
 
     def explain_unsupported(self, objective: Objective) -> str | None:
@@ -258,7 +258,7 @@ class RankTrainer:
 
 
 class RankClient(SamplingClient):
-    """A `practicum.ports.SamplingClient` of a model that every rank has: they share its requests.
+    """A `practicum.ports.SamplingClient` for a model in every rank; the ranks share its requests.
 
     Every completion has its own random stream, so it does not matter which rank samples it.
     """
@@ -278,7 +278,7 @@ class RankClient(SamplingClient):
         )
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion a request, in order."""
+        """Sample one completion per request, in order."""
         if self._no_sampling_reason:
             raise ModelError(self._no_sampling_reason)
         return self._share("sample", self._get_model(), requests, params) if requests else []
@@ -294,7 +294,7 @@ class RankClient(SamplingClient):
         ]
 
     def _share(self, verb: str, model: RankHead, requests: Sequence[Any], *settings: Any) -> Any:
-        """Let each rank answer some neighbours, which share their prompts; return all answers."""
+        """Let each rank answer neighbouring requests, which share prompts; return all answers."""
         count = self._verbs.group.count
         size = -(-len(requests) // count)
         shares = [
@@ -305,7 +305,7 @@ class RankClient(SamplingClient):
 
 
 class RankSelfTeacher(ShardedSelfTeacher[RankHead]):
-    """The student as its own teacher; every rank has a whole copy of the weights that answer."""
+    """The student as its own teacher; every rank has a full copy of the teacher's weights."""
 
     def __init__(self, trainer: RankTrainer, rule: WeightUpdateRule, name: str) -> None:
         self._trainer = trainer
@@ -320,21 +320,21 @@ class RankSelfTeacher(ShardedSelfTeacher[RankHead]):
         return self._trainer.take_weights(self._name)
 
     def gather_follower(self) -> RankHead:
-        """Gather the rows that follow the student's."""
+        """Gather the weights that follow the student's."""
         return self._trainer.take_weights(self._name, self._name)
 
     def read(self, weights: RankHead) -> dict[str, Tensor]:
-        """Return the tensors as this rank has them."""
+        """Return this rank's copy of the tensors."""
         return self._trainer.read_weights(weights)
 
     def pack(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors themselves, which a collective carries."""
+        """Return the tensors themselves, which a collective transfers."""
         return tensors
 
 
 def note_single() -> None:
-    """Log that the models are in this process, for it leads no ranks."""
-    log.info("backend 'torchrun': outside of practicum run, the models are in this process alone")
+    """Log that the models are in this process because it leads no ranks."""
+    log.info("backend 'torchrun': outside of practicum run, the models are only in this process")
 
 
 def _require_ranks(student: Student) -> RankStudent:

@@ -1,4 +1,4 @@
-"""The work of each process: it holds a shard of the student, and whole models that answer."""
+"""Define the work of each process, which holds a student shard and full models that answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,13 +39,13 @@ STUDENT = "student"
 """The role of the student among the models that answer."""
 
 SHORT_TEXT = ScoreRequest((0,), (0,))
-"""A text that is scored for the head alone that comes with its states."""
+"""A text that is scored only to get the head that comes with its states."""
 
 
 class RankProcess(ShardedRank):
-    """A rank that also holds whole models: the student's latest weights, earlier ones, teachers.
+    """A rank that also holds full models: the student with latest or earlier weights, and teachers.
 
-    They answer apart from the other ranks, each of which has the same models.
+    These models answer independently of other ranks, and every rank has the same models.
     """
 
     def __init__(self, rank: int, nodes: int, settings: ProcessSettings) -> None:
@@ -54,10 +54,10 @@ class RankProcess(ShardedRank):
         self._heads: dict[str, HeadLike] = {}
 
     def load(self, model: ModelSettings) -> dict[str, Any]:
-        """Load this rank's shard of the student, and the whole student to sample from."""
+        """Load this rank's shard of the student, and the full student to sample from."""
         facts = super().load(model)
         limits = self._settings.limits
-        # What it has to say was said of the shards.
+        # Loading the shards has already shown its notes.
         with hide_notes():
             loaded = load_by_role(model.config, model.seed, model.folder, limits.decoding)
         if facts["record"] is not None:
@@ -70,7 +70,7 @@ class RankProcess(ShardedRank):
         return facts | {"decoding": name_decoding(language_model)}
 
     def load_scorer(self, model: ModelSettings) -> dict[str, Any]:
-        """Load a frozen model in whole."""
+        """Load a full frozen model."""
         config, limits = model.config, self._settings.limits
         assert isinstance(config, ScorerConfig), "a frozen model is a scorer"
         with collect_notes() as notes:
@@ -92,7 +92,7 @@ class RankProcess(ShardedRank):
     def take_weights(self, name: str, follower: str, dropped: Sequence[str]) -> None:
         """Gather the student's weights, or a self-teacher's, for the model `name` that answers.
 
-        The models `dropped` are not asked any more. All ranks call this.
+        The models in `dropped` are no longer used. All ranks call this.
         """
         self._verb = "take_weights"
         for model in dropped:
@@ -126,7 +126,7 @@ class RankProcess(ShardedRank):
     def score(
         self, name: str, requests: Sequence[ScoreRequest], signal: Signal
     ) -> list[TeacherSignal]:
-        """Score this rank's texts; the head stays here, for every rank has the same."""
+        """Score this rank's texts; the head is not returned because every rank has the same."""
         signals = self._clients[name].score(requests, signal) if requests else []
         return [replace(_move_to_host(signal), head=None) for signal in signals]
 
@@ -145,12 +145,12 @@ class RankProcess(ShardedRank):
 
 
 def _move_to_host(signal: TeacherSignal) -> TeacherSignal:
-    """Return a signal whose states any rank can read: on the host, for the reader's own device."""
+    """Return a signal with states on the host, which any rank can read on its own device."""
     states = signal.hidden
     if not isinstance(states, Tensor) or states.device.type == "cpu":
         return signal
     finite = bool(torch.isfinite(states).all())
-    # Without a number, the device is the current one of the process that reads.
+    # A device without an index is the current device of the reading process.
     return replace(
         signal, hidden=HostStates(states.cpu(), torch.device(states.device.type), finite)
     )

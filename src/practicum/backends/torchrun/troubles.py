@@ -1,4 +1,4 @@
-"""Reasons why a rank cannot continue, in a form that other ranks can read."""
+"""Describe why a rank cannot continue, in a form that other ranks can read."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from practicum.errors import PracticumError, WorkerLost
 
 
 class Unanswered(Exception):
-    """A collective waits for a rank that is stuck or late, as `loss` says."""
+    """A collective waits for a rank that is stuck or late; `loss` has the details."""
 
     def __init__(self, loss: WorkerLost) -> None:
         super().__init__(str(loss))
@@ -23,7 +23,7 @@ class RunEnded(Exception):
 class Trouble:
     """The reason why a rank cannot continue: an exit code and a text for the user.
 
-    The code 0 is a link that another rank broke, and -1 an unforeseen error.
+    The code 0 means that another rank broke the link, and -1 an unexpected error.
     """
 
     code: int
@@ -31,7 +31,7 @@ class Trouble:
 
     @classmethod
     def describe(cls, error: BaseException) -> "Trouble":
-        """Return the trouble of a rank that met an error."""
+        """Return the trouble of a rank that raised an error."""
         if isinstance(error, PracticumError | OSError):
             kind = error if isinstance(error, PracticumError) else PracticumError
             return cls(kind.exit_code, shorten(error))
@@ -47,7 +47,7 @@ class Trouble:
 
     @property
     def is_bug(self) -> bool:
-        """True if the error is none for the user."""
+        """True if the error is unexpected, not a user error."""
         return self.code < 0
 
 

@@ -1,4 +1,4 @@
-"""The laws that every entry of a table obeys, practicum's and the user's, with counterexamples."""
+"""The laws that every entry of a table must obey, built-in or user-defined, with counterexamples."""
 
 from practicum.functional.laws.checking import LawCheck, check_laws
 from practicum.functional.laws.divergences import DIVERGENCE_LAWS

@@ -1,4 +1,6 @@
-"""Hold one entry to the laws of its kind, on inputs that grow, so that the first failure is small."""
+"""Check one entry against the laws of its kind, on growing inputs, so that the first failure is
+small.
+"""
 
 import inspect
 import warnings
@@ -56,7 +58,8 @@ class LawCheck:
 
 
 def check_laws(kind: str, entry: AnyEntry, arguments: Mapping[str, Number]) -> list[LawCheck]:
-    """Hold an entry of a kind, such as `weight`, to its laws; missing arguments have their default.
+    """Check an entry of a kind, such as `weight`, against its laws; missing arguments have their
+    default.
 
     Without an argument, a divergence with a parameter is also checked at two other values.
     """
@@ -66,7 +69,7 @@ def check_laws(kind: str, entry: AnyEntry, arguments: Mapping[str, Number]) -> l
 def judge_law(
     law: Callable[..., None], entry: AnyEntry, arguments: Mapping[str, Number]
 ) -> LawCheck:
-    """Return whether a law holds for an entry, and the first and smallest case that breaks it."""
+    """Check a law for an entry; the result has the first and smallest case that breaks it."""
     statement = (inspect.getdoc(law) or "").partition("\n\n")[0]
     for words, inputs in _list_cases(entry, arguments):
         try:
@@ -76,13 +79,15 @@ def judge_law(
         except LawBroken as broken:
             return LawCheck(law.__name__, statement, f"{words}: {broken}")
         except Exception as error:
-            # An entry of the user's may raise anything.
+            # A user-defined entry may raise anything.
             return LawCheck(law.__name__, statement, f"{words}: it raises {describe_error(error)}")
     return LawCheck(law.__name__, statement, None)
 
 
 def _list_cases(entry: AnyEntry, arguments: Mapping[str, Number]) -> Iterator[Case]:
-    """Return the inputs of the laws besides the entry, each with its words, the smallest first."""
+    """Return the inputs of the laws in addition to the entry, each with its description, smallest
+    first.
+    """
     if isinstance(entry, Divergence):
         return _list_divergence_cases(entry, arguments)
     defaults = {} if isinstance(entry, Advantage) else entry.defaults

@@ -22,7 +22,7 @@ Law = Callable[[Divergence, float | None, Tensor, Tensor], None]
 def zero_at_equality(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The value is 0 where student and teacher agree, unless the entry denies it; so is the slope."""
+    """Value and slope are 0 where student and teacher agree, unless the entry says otherwise."""
     same = normalize(student)
     value = divergence.value(same, same, parameter)
     if divergence.zero_at_equality:
@@ -34,7 +34,7 @@ def zero_at_equality(
 def non_negative(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The value is positive where they differ, and not below 0 by more than rounding nearby."""
+    """The value is positive where they differ, and at least 0 up to rounding near equality."""
     value = divergence.value(normalize(student), normalize(teacher), parameter)
     require(value > 0, f"the value is {show(value)}")
     neighbour = normalize(student + 1e-4 * teacher)
@@ -45,7 +45,7 @@ def non_negative(
 def gradient_is_of_the_value(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The gradient is that of the value by finite differences, if the entry claims `exact_gradient`."""
+    """The gradient equals finite differences of the value, if the entry claims `exact_gradient`."""
     if not divergence.exact_gradient:
         return
     logits, target = student[:2].clone().requires_grad_(), normalize(teacher[:2])
@@ -56,7 +56,7 @@ def gradient_is_of_the_value(
     )
     require(
         is_exact,
-        "the gradient is not that of the value; detach nothing, or state exact_gradient=False",
+        "the gradient differs from the value's; detach nothing, or set exact_gradient=False",
     )
 
 
@@ -74,7 +74,7 @@ def order_of_the_vocabulary(
 def sum_over_positions(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The value at a position does not depend on others, so a batch may be cut into chunks."""
+    """The value at a position does not depend on other positions: a batch may be split."""
     s, t = normalize(student), normalize(teacher)
     value = divergence.value(s, t, parameter)
     require(value.shape == s.shape[:-1], f"the value has the shape {list(value.shape)}")
@@ -96,7 +96,7 @@ def sharp_stays_finite(
 def impossible_stays_finite(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """Tokens that are impossible (-inf) give no NaN; impossible for both, they are as if missing."""
+    """Impossible tokens (-inf) give no NaN; tokens impossible for both models have no effect."""
     banned = torch.arange(student.shape[-1]) % 3 == 1
     t = normalize(teacher.masked_fill(banned, -math.inf))
     forbidden = student.masked_fill(banned, -math.inf)
@@ -117,7 +117,7 @@ def sampled_expectation(
     if not divergence.pointwise:
         return
     s, t = normalize(student), normalize(teacher)
-    # Each token by itself, as it is sampled: the term must not see the others.
+    # Each token separately, as in sampling: the term must not see any other token.
     advantage = divergence.advantage(s.unsqueeze(-1), t.unsqueeze(-1), parameter).squeeze(-1)
     sampled = differentiate(lambda x: -(s.exp() * advantage * x).sum(-1), student)
     exact = differentiate(lambda x: divergence.value(x, t, parameter), student)
@@ -127,7 +127,7 @@ def sampled_expectation(
 def head_and_sampled_tail(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """The exact part of two candidates and the sampled rest make the whole gradient."""
+    """The exact part of two candidates and the sampled rest add up to the whole gradient."""
     if not divergence.pointwise:
         return
     s, t = normalize(student), normalize(teacher)
@@ -182,7 +182,7 @@ def all_candidates_are_the_whole(
 def bucket_is_a_lower_bound(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """A top-k whose rest is one bucket never exceeds the full value, if `f_divergence`."""
+    """A top-k value with one bucket for the rest never exceeds the full value, if `f_divergence`."""
     if not divergence.f_divergence:
         return
     s, t = normalize(student), normalize(teacher)
@@ -199,7 +199,7 @@ def bucket_is_a_lower_bound(
 def slope_is_the_derivative(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
-    """A slope gives the value and the gradient of autograd, and leaves its inputs as they are."""
+    """A slope gives the value and the gradient of autograd, and does not change its inputs."""
     if divergence.slope is None:
         return
     resolved = divergence.resolve(parameter)
@@ -239,4 +239,4 @@ DIVERGENCE_LAWS: tuple[Law, ...] = (
     bucket_is_a_lower_bound,
     slope_is_the_derivative,
 )
-"""Every law that a divergence obeys whatever its formula is."""
+"""Every law that all divergences must obey."""

@@ -1,6 +1,5 @@
-"""The laws of what multiplies a loss: weights, corrections, advantages and rules of rewards.
-
-Each takes an entry, its arguments, a seed and a number of tokens or completions.
+"""The laws of the factors of a loss: weights, corrections, advantages and reward rules. Each law
+takes an entry, its arguments, a seed and a number of tokens or completions.
 """
 
 import dataclasses
@@ -45,7 +44,7 @@ def random_statistics(seed: int, length: int, **fields: Tensor | None) -> TokenS
 
 
 def weight_is_a_factor(weight: Weight, arguments: Arguments, seed: int, length: int) -> None:
-    """One finite, non-negative float32 number a token, 0 outside the mask, without a gradient."""
+    """One finite, non-negative float32 number per token, 0 outside the mask, without a gradient."""
     statistics = random_statistics(seed, length)
     for mask in (statistics.loss_mask, statistics.loss_mask.float()):
         values = weight.function(dataclasses.replace(statistics, loss_mask=mask), **arguments)
@@ -68,18 +67,18 @@ def weight_has_an_identity(weight: Weight, arguments: Arguments, seed: int, leng
 def weight_reads_what_it_needs(
     weight: Weight, arguments: Arguments, seed: int, length: int
 ) -> None:
-    """It reads no statistic but the mask and those in `needs`."""
+    """It reads only the mask and the statistics in `needs`."""
     needed = {"loss_mask", *weight.needed(arguments)}
     names = [field.name for field in dataclasses.fields(TokenStatistics)]
     missing = dict.fromkeys(name for name in names if name not in needed)
     values = weight.function(random_statistics(seed, length, **missing), **arguments)
     expected = weight.function(random_statistics(seed, length), **arguments)
-    text = f"with needs={sorted(needed - {'loss_mask'})} alone it is {show(values)}"
+    text = f"with needs={sorted(needed - {'loss_mask'})} only, it is {show(values)}"
     require(torch.equal(values, expected), f"{text} and not {show(expected)}")
 
 
 def weight_is_pointwise(weight: Weight, arguments: Arguments, seed: int, length: int) -> None:
-    """A token's weight does not depend on other tokens, if `pointwise`: a batch may be cut."""
+    """A token's weight does not depend on other tokens, if `pointwise`: a batch may be split."""
     if not weight.pointwise:
         return
     statistics = random_statistics(seed, length)
@@ -97,7 +96,7 @@ def weight_is_pointwise(weight: Weight, arguments: Arguments, seed: int, length:
         for place in range(length)
     ]
     apart = torch.cat([values[:0], *alone])
-    text = f"alone the tokens weigh {show(apart)}, together {show(values)}"
+    text = f"computed separately the tokens weigh {show(apart)}, together {show(values)}"
     require(torch.equal(apart, values), text)
 
 
@@ -110,7 +109,7 @@ def _list_statistics(statistics: TokenStatistics) -> dict[str, Any]:
 def correction_is_one_on_policy(
     correction: Correction, arguments: Arguments, seed: int, length: int
 ) -> None:
-    """It is 1 where learner and sampler agree, unless it is `of` the probability."""
+    """It is 1 where learner and sampler agree, unless `of` is `probability`."""
     if correction.of == "probability":
         return
     factor = correction.function(torch.zeros(length), _draw_advantages(seed, length), **arguments)
@@ -120,7 +119,7 @@ def correction_is_one_on_policy(
 def correction_is_a_factor(
     correction: Correction, arguments: Arguments, seed: int, length: int
 ) -> None:
-    """One finite, non-negative float32 number a token, without a gradient, however stale."""
+    """One finite, non-negative float32 number per token, without a gradient, at any staleness."""
     log_ratio = (6.0 * torch.rand(length, generator=_seeded(seed)) - 3.0).requires_grad_()
     advantage = _draw_advantages(seed, length).requires_grad_()
     for ratio in (log_ratio, log_ratio.bfloat16()):
@@ -132,7 +131,7 @@ def correction_is_a_factor(
 def sample_weight_is_a_factor(
     weight: SampleWeight, arguments: Arguments, seed: int, length: int
 ) -> None:
-    """One finite, non-negative number a completion, whatever their order."""
+    """One finite, non-negative number per completion, independent of their order."""
     completions = _draw_completions(seed, length)
     values = weight.function(_make_sample_statistics(completions), **arguments)
     require(len(values) == length, f"{length} completions have {len(values)} weights")
@@ -146,20 +145,20 @@ def sample_weight_is_a_factor(
 def sample_weight_reads_what_it_needs(
     weight: SampleWeight, arguments: Arguments, seed: int, length: int
 ) -> None:
-    """It reads no statistic but `kept` and those in `needs`."""
+    """It reads only `kept` and the statistics in `needs`."""
     statistics = _make_sample_statistics(_draw_completions(seed, length))
     needed = {"kept", *weight.needed(arguments)}
     part = SampleStatistics(**{name: getattr(statistics, name) for name in sorted(needed)})
     values = weight.function(part, **arguments)
     expected = weight.function(statistics, **arguments)
-    text = f"with needs={sorted(needed - {'kept'})} alone it is {values} and not {expected}"
+    text = f"with needs={sorted(needed - {'kept'})} only, it is {values} and not {expected}"
     require(list(values) == list(expected), text)
 
 
 def advantage_of_each_reward(
     advantage: Advantage, arguments: Arguments, seed: int, length: int
 ) -> None:
-    """One finite number a reward, whatever their order, also where all are equal or there is none."""
+    """One finite number per reward in any order, also if all are equal or the group is empty."""
     source = random.Random(seed)
     rewards = [source.choice([0.0, 0.5, 1.0, -1.0]) for _ in range(length)]
     anchor = [source.choice([0.0, 0.5, 1.0]) for _ in range(1 + seed % 4)]
@@ -175,7 +174,7 @@ def advantage_of_each_reward(
 def reward_rule_is_an_advantage(
     rule: RewardRule, arguments: Arguments, seed: int, length: int
 ) -> None:
-    """One finite float32 number a token, and no token's number depends on another token."""
+    """One finite float32 number per token, and no token's number depends on any other token."""
     teacher, reward = _draw_advantages(seed, length), _draw_advantages(seed + 1, length)
     log_ratio = 40.0 * _draw_advantages(seed + 2, length)
     values = rule.join(teacher, reward, log_ratio, arguments)
@@ -187,7 +186,7 @@ def reward_rule_is_an_advantage(
         for place in range(length)
     ]
     apart = torch.cat([values[:0], *alone])
-    text = f"alone the tokens have {show(apart)}, together {show(values)}"
+    text = f"computed separately the tokens have {show(apart)}, together {show(values)}"
     require(torch.allclose(apart, values), text)
 
 

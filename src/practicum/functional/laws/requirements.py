@@ -1,4 +1,4 @@
-"""The words of laws: a requirement that is broken, and the random inputs and gradients they share."""
+"""Shared helpers of the laws: broken requirements, random inputs and gradients."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class LawBroken(AssertionError):
-    """An entry breaks a law, with the numbers that show it."""
+    """Raised if an entry breaks a law; the message has the numbers that show it."""
 
 
 def require(holds: bool | Tensor, text: str) -> None:

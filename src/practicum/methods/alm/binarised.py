@@ -1,4 +1,4 @@
-"""A sampled span against anything else (ALM 2503.20083)."""
+"""Compare the probability of a sampled span with all other outcomes (ALM 2503.20083)."""
 
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ from practicum.objective.signal_call import Sampled, SignalCall
 
 
 class Config(SignalCall):
-    """The divergence of two Bernoulli variables, a sampled span or anything else, differentiated.
+    """The divergence of two Bernoulli variables: the sampled span or any other text, differentiated.
     Both have probability p ** (1 / `tau`). ALM 2503.20083.
     """
 
@@ -29,7 +29,7 @@ class Config(SignalCall):
         return Sampled()
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative itself."""
+        """Refuse every estimator except the derivative itself."""
         if gradient.pathwise and plain:
             return None
         return (
@@ -46,7 +46,7 @@ class Config(SignalCall):
     def compute_span_advantage(
         self, comparison: SignalComparison, spans: Int[Tensor, " T"] | None
     ) -> Float[Tensor, " T"]:
-        """Return the advantage of a Bernoulli variable, which needs the probability itself."""
+        """Return the advantage of a Bernoulli variable, which needs the span's probability."""
         student, teacher = comparison.student, comparison.teacher.logprobs
         assert teacher is not None
         if spans is not None:

@@ -1,4 +1,4 @@
-"""Extra tokens are drawn from the student at each state."""
+"""Sample extra tokens from the student at each position."""
 
 from typing import ClassVar, Literal
 
@@ -9,7 +9,7 @@ from practicum.objective.signal_call import Full, SignalCall
 
 
 class Config(SignalCall):
-    """K extra tokens drawn from the student at each state, scored by the teacher.
+    """K extra tokens sampled from the student at each position, scored by the teacher.
     AsyncOPD 2606.24143.
     """
 
@@ -19,7 +19,7 @@ class Config(SignalCall):
 
     @property
     def question(self) -> Full:
-        """Return the full distribution, from which the drawn tokens are scored."""
+        """Return the full distribution, which is used to score the sampled tokens."""
         return Full()
 
     @property
@@ -28,10 +28,10 @@ class Config(SignalCall):
         return self.k
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but a score function."""
+        """Refuse every estimator except a score function."""
         if isinstance(gradient, ScoreFunction):
             return None
         return (
-            "signal 'mc' has drawn tokens, which no divergence is a sum over; write estimator: "
+            "signal 'mc' only has sampled tokens, and no exact divergence; set estimator: "
             "score_function"
         )

@@ -1,3 +1,3 @@
-"""The confidence that the student's success warrants, stated again (CaOPD, arXiv 2604.16830)."""
+"""Answers that state the measured success rate as their confidence (CaOPD, arXiv 2604.16830)."""
 
 PARTS = {"sources": ["restate"], "notes": ["rate"]}

@@ -1,4 +1,4 @@
-"""The share of the student's answers to the prompt that are right in this step (CaOPD 2604.16830)."""
+"""A note with the share of correct student answers to the prompt in this step (CaOPD 2604.16830)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,10 +12,10 @@ from practicum.types import Rollout
 
 
 class Config(NoteConfig):
-    """The form of the share."""
+    """The number format of the share."""
 
     type: Literal["rate"] = "rate"
-    digits: int = Field(default=2, ge=0, le=6, description="digits after the point")
+    digits: int = Field(default=2, ge=0, le=6, description="digits after the decimal point")
 
 
 class PassRate(Note):
@@ -25,7 +25,7 @@ class PassRate(Note):
         self._config = config
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
-        """Return the share of each rollout's prompt; None where no reward of it is known."""
+        """Return the share for each rollout's prompt; None if no answer to it has a reward."""
         outcomes = group_pairs(
             (rollout.prompt.id, classify_outcome(rollout) == "correct")
             for rollout in rollouts
@@ -40,5 +40,5 @@ class PassRate(Note):
 
 
 def build(config: Config, context: NoteContext) -> Note:
-    """Nothing is needed but the rewards."""
+    """Build the note, which only needs the rewards."""
     return PassRate(config)

@@ -1,7 +1,7 @@
-"""Answers whose own statement about themselves makes room for what is known (CaOPD 2604.16830).
+"""Replace the confidence that an answer states with the measured one (CaOPD 2604.16830).
 
-The student answers, the task rewards, and the note is made of the answers. Each answer keeps the
-tokens before its statement as they were sampled; the new statement is text that nobody sampled.
+The student answers, the task rewards the answers, and the note is made from them. Each answer keeps
+the sampled tokens before its statement; the new statement is text that no model sampled.
 """
 
 import re
@@ -19,15 +19,15 @@ from practicum.text import Renderer
 from practicum.types import FAILURES, Metrics, Rollout
 
 NOTE = "restated"
-"""The note of a restated rollout with the student's own statement, empty where it stated nothing."""
+"""The note of a restated rollout with the student's original statement; empty without a statement."""
 
 
 class Config(SourceConfig):
-    """The student answers, and a `note` takes the place of what it states itself (CaOPD 2604.16830).
+    """The student answers; a `note` replaces the answer's own statement (CaOPD 2604.16830).
 
-    Its statement begins with the note's name, as in `Confidence: 0.9` for a note `confidence`, and
-    goes on to the answer's end. The answer then ends with a line of the same form that has the note,
-    also where nothing was stated.
+    A statement begins with the note's name, as in `Confidence: 0.9` for a note `confidence`, and
+    extends to the end of the answer. The answer then ends with a line of the same form that contains
+    the note. The line is also added to answers without a statement.
     """
 
     type: Literal["restate"] = "restate"
@@ -45,19 +45,19 @@ class Config(SourceConfig):
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the share of restated answers that had a statement of their own."""
+        """Return the share of restated answers in which the student had made a statement."""
         return measure_restated(rollouts)
 
 
 @dataclass(frozen=True, slots=True)
 class Restater:
-    """A source that restates: its settings, and who answers and notes."""
+    """Samples and annotates answers with `noter`, and replaces the statements in them."""
 
     source: Config
     noter: AnswerNoter
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return one rollout for each key; one that failed, or lacks the note, stays as it is."""
+        """Return one rollout for each key; a failed rollout or one without the note is unchanged."""
         rollouts, noted = self.noter.answer(keys, self.source.note)
         return [
             rollout
@@ -70,7 +70,7 @@ class Restater:
         return [rollout.notes.get(self.source.note) for rollout in rollouts]
 
     def _restate(self, rollout: Rollout, note: str) -> Rollout:
-        """Return the answer up to its own statement, then the statement with the note."""
+        """Replace the statement of an answer with a statement of the note."""
         name = self.source.note
         label = f"{name[:1].upper()}{name[1:]}:"
         before, statement = split_statement(rollout.text, label)
@@ -81,7 +81,7 @@ class Restater:
             f"\n{label} {note}",
             self.noter.sampler.params.max_new_tokens,
         )
-        # They were not sampled, so their probabilities are unknown, as for the dataset's tokens.
+        # The new tokens were not sampled, so their probabilities are unknown, as in a dataset.
         ending = Tokens.from_text(
             tokens[num_kept:], "dataset", rollout.policy_version, in_loss=True
         )
@@ -95,9 +95,9 @@ class Restater:
 
 
 def split_statement(text: str, label: str) -> tuple[str, str]:
-    """Return the text before a statement that begins with the label, and the statement to the end.
+    """Split a text before the label into the answer and the statement.
 
-    Both cases of letters are read; without a statement it is empty.
+    The label is case-insensitive. Without a label the statement is empty.
     """
     match = re.search(re.escape(label), text, re.IGNORECASE)
     start = len(text) if match is None else match.start()
@@ -107,34 +107,34 @@ def split_statement(text: str, label: str) -> tuple[str, str]:
 def write_ending(
     renderer: Renderer, sampled: Sequence[int], before: str, ending: str, limit: int
 ) -> tuple[list[int], int]:
-    """Return the tokens of `before` and `ending` with a stop token, and how many were sampled.
+    """Return the tokens of `before` and `ending` with a stop token, and the number of sampled tokens.
 
-    `before` is a beginning of the text of the `sampled` tokens, and all of them that lie within it
-    stay. It is cut where the answer would have more than `limit` tokens. Raises DataError if the
-    ending alone has more.
+    `before` is a prefix of the text of the `sampled` tokens; sampled tokens within `before` are
+    kept. `before` is truncated if the answer would have more than `limit` tokens. Raises DataError
+    if `ending` has more than `limit` tokens.
     """
     room = limit - len(renderer.encode_answer_text(ending)) - 1
     if room < 0:
         raise DataError(
             f"rollout.max_new_tokens: {limit} tokens have no room for {ending.strip()!r}, which "
-            "rollout.source restate writes; write a larger number"
+            "rollout.source restate writes; set a larger number"
         )
     while True:
         text = before
         if room < len(sampled):
-            # A character that the cut goes through goes as a whole.
+            # Drop a character of several tokens that the cut splits.
             cut = renderer.decode(sampled[:room]).rstrip("\ufffd").rstrip()
             text = min(before, cut, key=len)
         num_kept = _count_within(renderer, sampled, text)
         remainder = text[len(renderer.decode(sampled[:num_kept])) :] + ending
         tokens = [*sampled[:num_kept], *renderer.encode_answer_text(remainder)]
         if renderer.decode(tokens) != text + ending:
-            # Some tokenizers write a text otherwise at its beginning than after other tokens.
+            # Some tokenizers encode a text differently at the beginning than after other tokens.
             num_kept, tokens = 0, renderer.encode_answer_text(text + ending)
             if not renderer.decode(tokens).endswith(ending):
                 raise DataError(
                     f"rollout.source: restate writes {ending!r}, which the student's tokenizer "
-                    "cannot write; give the note another name, or take another source"
+                    "cannot write; rename the note, or use another source"
                 )
         if len(tokens) < limit:
             return [*tokens, renderer.final_stop_id], num_kept
@@ -142,21 +142,21 @@ def write_ending(
 
 
 def _count_within(renderer: Renderer, tokens: Sequence[int], text: str) -> int:
-    """Return how many of the tokens, from the first on, write a beginning of the text."""
+    """Return the largest number of leading tokens that decode to a prefix of the text."""
     end = len(tokens)
     while end and renderer.is_control(tokens[end - 1]):
         end -= 1
     count = bisect_right(
         range(end + 1), len(text), key=lambda count: len(renderer.decode(tokens[:count]))
     )
-    # A character of several tokens has no text before its last one.
+    # A character that spans several tokens decodes correctly only after its last token.
     while count and not text.startswith(renderer.decode(tokens[:count])):
         count -= 1
     return min(count, end)
 
 
 def measure_restated(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of restated answers that had a statement of their own; empty without any."""
+    """Return the share of restated answers with an original statement; empty without such answers."""
     statements = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
     if not statements:
         return {}

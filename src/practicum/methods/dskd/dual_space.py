@@ -1,4 +1,4 @@
-"""Two models are compared in the spaces of both, as DSKDv2 (2504.11426) does."""
+"""Compare two models in both hidden-state spaces, as DSKDv2 (2504.11426) does."""
 
 from typing import ClassVar, Literal
 
@@ -14,8 +14,8 @@ from practicum.objective.states_signal import StatesSignal
 class Config(StatesSignal):
     """The divergence in both models' spaces: student states through the teacher's head, and the reverse.
 
-    Two linear maps between the states begin where they keep the logits of common tokens best, and
-    learn at `pace` times the student's rate (DSKDv2 2504.11426).
+    Two linear maps between the states are initialized to preserve the logits of common tokens, and
+    learn at `pace` times the student's learning rate (DSKDv2 2504.11426).
     """
 
     type: Literal["dual_space"] = "dual_space"
@@ -26,12 +26,12 @@ class Config(StatesSignal):
 
     @property
     def question(self) -> Full:
-        """Return the full distribution, which comes as hidden states and a head."""
+        """Return the full distribution, which consists of hidden states and a head."""
         return Full()
 
     @property
     def maps_pace(self) -> float:
-        """Return the pace of the two maps."""
+        """Return the learning rate of the two maps, relative to the student's."""
         return self.pace
 
     def compare(self, comparison: SignalComparison) -> Tensor:
@@ -42,8 +42,8 @@ class Config(StatesSignal):
 def compare_in_both(comparison: SignalComparison) -> Float[Tensor, " T"]:
     """Return the sum of the divergences in both spaces, differentiable in the student and the maps.
 
-    The map to the student learns by the cross-entropy of the teacher's likeliest token, which adds
-    a gradient and nothing to the value.
+    The map to the student learns by the cross-entropy of the teacher's most likely token, which adds
+    a gradient but does not change the value.
     """
     spaces = comparison.teacher.spaces
     assert spaces is not None, "a trainer with the maps reads both spaces"

@@ -1,3 +1,3 @@
-"""A teacher without probabilities, and a discriminator of answers (GAD, arXiv 2511.10643)."""
+"""A text-only teacher and a discriminator of answers (GAD, arXiv 2511.10643)."""
 
 PARTS = {"scorers": ["discriminator"], "teachers": ["text_only"]}

@@ -1,10 +1,10 @@
-"""A discriminator: it learns to tell the teacher's answers from the student's (GAD, 2511.10643).
+"""A discriminator that learns to distinguish teacher answers from student answers (GAD, 2511.10643).
 
-Bradley-Terry: the logit of the teacher's answer is to exceed that of the student's answer to the
-same prompt, by `-log sigmoid(D(teacher) - D(student))`. It learns beside the student from each
-step's own answers. At its optimum D is log T(y|x) - log S(y|x) and a constant of the prompt, so
-the raw D as a reward, without a group's division, has the gradient of the reverse KL of whole
-answers: see docs/scorers.md.
+The Bradley-Terry loss `-log sigmoid(D(teacher) - D(student))` raises the logit of the teacher's
+answer above the logit of the student's answer to the same prompt. The discriminator learns together
+with the student, from the answers of each step. At its optimum D is log T(y|x) - log S(y|x) plus a
+constant per prompt. The raw D as a reward, without normalization by a group, therefore has the
+gradient of the sequence-level reverse KL: see docs/scorers.md.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from practicum.ports.scoring import Scorer, ScorerContext
 from practicum.types import Judgement, Metrics, Rollout
 
 REAL = ("teacher", "dataset")
-"""The writers whose answers are to score above the student's."""
+"""The writers with answers that should score above the student's answers."""
 
 
 class Config(LearnedConfig):
@@ -32,20 +32,20 @@ class Config(LearnedConfig):
 
 
 class Discriminator(LearnedScorer):
-    """See the module; a judgement is a logit, whose level means nothing."""
+    """A discriminator, see the module documentation; a judgement is a logit up to a constant."""
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
         """Return the logit of each answer; None during the warm-up."""
-        # No value rather than 0: an answer without one teaches nothing, whatever the advantage.
+        # Use None, not 0: an answer without a value has no effect under any kind of advantage.
         if self.is_warming_up:
             return [Judgement(None) for _ in rollouts]
         return [Judgement(value) for value in self.predict_ends(rollouts).tolist()]
 
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Take a step on all pairs of a teacher's and the student's answer to one prompt.
+        """Take a step on all pairs of a teacher answer and a student answer to the same prompt.
 
-        `accuracy` is the share of pairs that it orders rightly, ties as half; `unpaired` counts the
-        prompts without a pair.
+        `accuracy` is the share of pairs in the correct order, with ties as half; `unpaired` counts
+        the prompts without a pair.
         """
         self.steps += 1
         pairs, unpaired = find_source_pairs(rollouts)
@@ -59,7 +59,7 @@ class Discriminator(LearnedScorer):
             return -torch.nn.functional.logsigmoid(real - sampled).mean()
 
         metrics = self.descend(list(map(end_text, rollouts)), compute_loss)
-        # The margins before the first update: those of judgements that nothing was fitted to yet.
+        # Use the margins before the first update, which was not fitted to these pairs yet.
         ordered = (margins[0] > 0).double() + 0.5 * (margins[0] == 0).double()
         return {
             "pairs": float(len(pairs)),
@@ -70,9 +70,9 @@ class Discriminator(LearnedScorer):
 
 
 def find_source_pairs(rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, int]:
-    """Return the rows (teacher's, student's) of all pairs of a prompt, and the prompts without.
+    """Return the row pairs (teacher, student) of each prompt, and the number of unpaired prompts.
 
-    The reference is neither: its answers are in no pair.
+    Answers of the reference are in no pair.
     """
     groups: dict[str, tuple[list[int], list[int]]] = {}
     for row, rollout in enumerate(rollouts):
@@ -90,5 +90,5 @@ def find_source_pairs(rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, int]:
 
 
 def build(config: Config, context: ScorerContext) -> Scorer:
-    """Load the model, whose first judgements are all 0."""
+    """Load the model; before the first update all judgements are 0."""
     return Discriminator(config, context)

@@ -1,4 +1,4 @@
-"""A teacher of which only the text is used, as if it were an API: the control of black boxes."""
+"""Use only a teacher's text (the control arm for black-box methods)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,15 +33,15 @@ from practicum.types import (
 
 
 class Config(TeacherConfig):
-    """The teacher that writes."""
+    """The settings of the inner teacher."""
 
     type: Literal["text_only"] = "text_only"
     teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
-        description="the teacher whose text is used: a `model`, a `self`, or a `privileged` one"
+        description="the teacher that writes: a `model`, a `self` or a `privileged` teacher"
     )
 
     def capabilities(self) -> Capabilities:
-        """Return no signal, whatever the teacher inside could give."""
+        """Return the inner teacher's capabilities without its signals."""
         return _silence(self.teacher.capabilities())
 
     def members(self) -> dict[str, TeacherConfig]:
@@ -58,34 +58,34 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     inner = context.build(config.teacher)
     if not inner.capabilities.writes:
         raise CapabilityError(
-            f"text_only: the teacher inside, {config.teacher.type!r}, writes no answers; take one "
-            "that writes, such as {type: model, model: ...}"
+            f"text_only: the inner teacher, {config.teacher.type!r}, writes no answers; use a "
+            "teacher that writes, such as {type: model, model: ...}"
         )
     return TextOnlyTeacher(inner, context.renderer, context.is_dry_run)
 
 
 @dataclass(frozen=True, slots=True)
 class TextOnlyTeacher(Teacher):
-    """The teacher's text in the student's tokens, without any of its probabilities."""
+    """The teacher's text in the student's tokens, without probabilities."""
 
     teacher: Teacher
     renderer: Renderer
     is_on_paper: bool = False
-    """True in a plan, where answers have a length and no text."""
+    """True in a plan, where answers have a length but no text."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """No signal, but completions."""
+        """The inner teacher's capabilities without its signals."""
         return _silence(self.teacher.capabilities)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return a silent signal for each rollout."""
+        """Return an empty signal for each rollout."""
         return [TeacherSignal() for _ in rollouts]
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
-        """Return what the teacher writes, tokenised again from its text."""
+        """Return the teacher's completions, tokenized again from their text."""
         samples = self.teacher.sample(requests, params)
         if samples is None or self.is_on_paper:
             return samples
@@ -95,18 +95,18 @@ class TextOnlyTeacher(Teacher):
         ]
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
-        """Return the teacher as a client of this prompt alone."""
+        """Return the teacher as a client bound to this prompt."""
         prompt_tokens = self.renderer.render(prompt.messages)
         return PromptedClient(PromptWriter(self, prompt), prompt_tokens, accepts_tokens=False)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Let the teacher follow the student."""
+        """Notify the inner teacher of a finished step."""
         self.teacher.after_step(step, data)
 
     def save_state(self) -> Mapping[str, SavedTensor]:
-        """Return the state of the teacher inside."""
+        """Return the state of the inner teacher."""
         return self.teacher.save_state()
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state of the teacher inside."""
+        """Restore the state of the inner teacher."""
         self.teacher.load_state(tensors)

@@ -1,8 +1,8 @@
-"""Games on a board of squares, turn by turn: who moves, what is seen, and the shortest way to win.
+"""Turn-based games on a board of squares, with an expert that finds the shortest way to win.
 
-The board is text, a direction is the action, and everything random follows from the prompt, so that
-all completions of a prompt face the same board. The task's expert looks for the shortest way, and
-knows all that the board hides.
+The board is text, and a direction is an action. The prompt determines all random events, so that all
+completions of a prompt face the same board. The task's expert searches for the shortest way, and
+also knows the hidden state of the board.
 """
 
 import re
@@ -23,33 +23,34 @@ MOVES: Mapping[str, tuple[int, int]] = {
     "right": (0, 1),
     "up": (-1, 0),
 }
-"""The actions, and by how many rows and columns they go."""
+"""The actions, each with its change of row and column."""
 
 Square = tuple[int, int]
 """A row and a column."""
 
 S = TypeVar("S", bound=Hashable)
-"""A state of a game: all that moves."""
+"""The state of a game: the positions of all movable objects."""
 
 
 class BoardConfig(TaskConfig):
     """The turns of a game, its expert, and the number of games."""
 
-    turns: int = Field(default=12, ge=1, le=100, description="turns within which to win")
-    rules: bool = Field(default=True, description="say the rules before the first board")
+    turns: int = Field(default=12, ge=1, le=100, description="maximum number of turns to win")
+    rules: bool = Field(default=True, description="show the rules before the first board")
     letters: bool = Field(
-        default=False, description="a direction is its first letter, one token in many vocabularies"
+        default=False,
+        description="write directions as first letters, one token in many vocabularies",
     )
     slip: float = Field(
-        default=0.04, ge=0, le=1, description="how often the expert goes anywhere, the best way too"
+        default=0.04, ge=0, le=1, description="probability of a random direction by the expert"
     )
     train_size: int = Field(default=256, ge=1, description="boards to train on")
-    heldout_size: int = Field(default=64, ge=0, description="other boards, to evaluate on")
-    seed: int | None = Field(default=None, description="of the boards; none: the run's")
+    heldout_size: int = Field(default=64, ge=0, description="held-out boards for evaluation")
+    seed: int | None = Field(default=None, description="seed of the boards; none: the run's seed")
 
 
 class Board(Protocol[S]):
-    """One game: its beginning and its rules."""
+    """One game: its initial state and its rules."""
 
     @property
     def start(self) -> S:
@@ -58,7 +59,7 @@ class Board(Protocol[S]):
 
     @property
     def varies(self) -> bool:
-        """Return True if one action may do different things in different turns."""
+        """Return True if the effect of an action may differ between turns."""
         ...
 
     def move(self, state: S, action: str, turn: int) -> S:
@@ -74,7 +75,7 @@ class Board(Protocol[S]):
         ...
 
     def draw(self, state: S) -> str:
-        """Return the board as text, a row a line."""
+        """Return the board as text, one line per row."""
         ...
 
 
@@ -96,14 +97,14 @@ WORDS, LETTERS = Directions(letters=False), Directions(letters=True)
 
 @dataclass(frozen=True, slots=True)
 class Game(Generic[S]):
-    """A board, the turns within which it is to be won, and how its directions are written."""
+    """A board, its maximum number of turns, and the written names of its directions."""
 
     board: Board[S]
     turns: int
     directions: Directions = WORDS
 
     def play(self, replies: Sequence[str]) -> S:
-        """Return the state after these turns; what names no direction moves nothing."""
+        """Return the state after these turns; a turn without a direction moves nothing."""
         state = self.board.start
         for turn, text in enumerate(replies):
             action = self.directions.read(text)
@@ -116,7 +117,7 @@ class Game(Generic[S]):
         return self.board.is_won(state) or self.board.is_lost(state)
 
     def answer(self, replies: Sequence[str]) -> str | None:
-        """Return what is seen after these turns; None at the end."""
+        """Return the visible board after these turns; None at the end."""
         state = self.play(replies)
         if self.has_ended(state) or len(replies) >= self.turns:
             return None
@@ -128,7 +129,7 @@ class Game(Generic[S]):
         return self._measure(self.board.start, 0) < float("inf")
 
     def find_best(self, replies: Sequence[str]) -> list[str]:
-        """Return the actions that begin a shortest way to win; all of them if there is none."""
+        """Return the first actions of all shortest ways to win; all actions if winning is impossible."""
         state, turn = self.play(replies), len(replies)
         after = {action: self.board.move(state, action, turn) for action in MOVES}
         lengths = {action: self._measure(next_, turn + 1) for action, next_ in after.items()}
@@ -136,7 +137,7 @@ class Game(Generic[S]):
         return [action for action, length in lengths.items() if length == least]
 
     def _measure(self, state: S, turn: int) -> float:
-        """Return the fewest actions from a state to a win within the turns that are left."""
+        """Return the fewest actions from a state to a win within the remaining turns."""
         waiting: deque[tuple[S, int]] = deque([(state, turn)])
         visited: set[Hashable] = set()
         while waiting:
@@ -147,7 +148,7 @@ class Game(Generic[S]):
                 continue
             for action in MOVES:
                 following = self.board.move(state, action, current)
-                # The same square in another turn is another place where the ice slips anew.
+                # On a varying board, the same square in a different turn is a different place.
                 place = (following, current + 1) if self.board.varies else following
                 if place not in visited:
                     visited.add(place)
@@ -163,7 +164,8 @@ def _write_hint(directions: Directions) -> str:
 class BoardTask(Task):
     """Games by the name of their prompt, and an expert that solves them.
 
-    `rules` stand before the first board. `slip` is how often the expert goes anywhere.
+    The text `rules` precedes the first board. `slip` is the probability that the expert chooses a
+    random direction.
     """
 
     games: Mapping[str, Game[Any]]
@@ -175,12 +177,12 @@ class BoardTask(Task):
 
     @property
     def letters(self) -> str:
-        """The letters of boards, directions, hints and rules."""
+        """The characters of boards, directions, hints and rules."""
         words = "".join(self.directions.names) + _write_hint(self.directions)
         return "".join(sorted({*self.marks, *words, *self.rules}))
 
     def train_prompts(self) -> Sequence[Prompt]:
-        """Return the games to train on, as their first board."""
+        """Return a prompt with the first board for each training game."""
         return self._prompts()[self.heldout_size :]
 
     def heldout_prompts(self) -> Sequence[Prompt]:
@@ -196,11 +198,11 @@ class BoardTask(Task):
 
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
         """Begin a game; each answer shows the board."""
-        # Drawn from the prompt and not from `seed`: the rewards of a group differ by actions alone.
+        # The prompt determines the game, not `seed`: rewards of a group differ only by actions.
         return FunctionEpisode(self.games[prompt.id].answer)
 
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
-        """Return the probability of each direction: the best ones, and any by the slips."""
+        """Return the expert's probability of each direction, including random slips."""
         best = self.games[prompt.id].find_best(turns)
         return {
             name: (1 - self.slip) * (action in best) / len(best) + self.slip / len(MOVES)
@@ -220,7 +222,7 @@ def build_games(
     rules: str,
     marks: str,
 ) -> BoardTask:
-    """Draw the games by seed and name, the held-out ones first; directions follow the rules."""
+    """Draw the games by seed and name, held-out games first, and append directions to the rules."""
     directions = LETTERS if config.letters else WORDS
     *most, last = directions.names
     rules = f"{rules} Write {', '.join(most)} or {last}." if config.rules else ""

@@ -1,7 +1,7 @@
-"""A way over a frozen lake with holes, turn by turn, as text: FrozenLake of Gymnasium (2407.17032).
+"""Gymnasium's FrozenLake as text: cross a lake with holes, turn by turn (2407.17032).
 
 `P` is the player, `.` ice, `O` a hole and `G` the goal. A hole ends the game. On slippery ice an
-action goes where it should, or to either side of it, with a third each.
+action moves in its direction or to either side of it, with probability 1/3 each.
 """
 
 import random
@@ -15,12 +15,12 @@ from practicum.methods.games.boards import MOVES, BoardConfig, Game, Square, bui
 from practicum.ports import Task, TaskContext
 
 SAFE = 0.8
-"""The share of squares that are no holes, as in Gymnasium's random maps."""
+"""The share of squares without a hole, as in Gymnasium's random maps."""
 
 RULES = "P is you. Go to G over the ice (.) and around the holes (O)."
 
 DIRECTIONS = tuple(MOVES)
-"""The actions in Gymnasium's order, in which an action's neighbours lie to its sides."""
+"""The actions in Gymnasium's order, in which neighbors of an action are its sideways directions."""
 
 
 class Config(BoardConfig):
@@ -29,13 +29,13 @@ class Config(BoardConfig):
     type: Literal["frozen_lake"] = "frozen_lake"
     size: int = Field(default=4, ge=2, le=8, description="rows and columns of a lake")
     slippery: bool = Field(
-        default=False, description="an action also goes to either side of it, a third each"
+        default=False, description="an action may slip to either side, probability 1/3 each"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """A lake: its rows of `S`, `F`, `H` and `G`, and by how much each turn slips to the side."""
+    """A lake: its rows of `S`, `F`, `H` and `G`, and the sideways slip of each turn."""
 
     rows: tuple[str, ...]
     drifts: tuple[int, ...]
@@ -51,7 +51,7 @@ class Lake:
         return any(self.drifts)
 
     def move(self, state: Square, action: str, turn: int) -> Square:
-        """Return the square after an action; the shore holds the player back."""
+        """Return the square after an action; the player cannot leave the board."""
         place = (DIRECTIONS.index(action) + self.drifts[turn]) % len(DIRECTIONS)
         down, right = MOVES[DIRECTIONS[place]]
         last = len(self.rows) - 1
@@ -82,7 +82,7 @@ def draw_rows(size: int, draw: random.Random) -> tuple[str, ...]:
         squares = [["F" if draw.random() < SAFE else "H" for _ in range(size)] for _ in range(size)]
         squares[0][0], squares[-1][-1] = "S", "G"
         rows = tuple("".join(row) for row in squares)
-        # Without slips, the search of a game finds a way if there is one.
+        # Without slips, the search of a game finds a way if one exists.
         calm = Game(Lake(rows, (0,) * size * size), size * size)
         if calm.can_win():
             return rows

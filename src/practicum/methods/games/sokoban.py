@@ -1,8 +1,8 @@
-"""Push boxes onto their places, turn by turn, as text: Sokoban on small boards.
+"""Sokoban on small boards as text: push all boxes onto their places, turn by turn.
 
 `@` is the player (`+` on a place), `$` a box (`*` on a place), `.` a place, `#` a wall and `_` the
-floor. A box can be pushed and not pulled. Boards are made backwards, by pulling the boxes from
-their places, so that each can be solved.
+floor. The player can push a box but not pull it. Boards are generated backwards, by pulling the
+boxes from their places, so that every board can be solved.
 """
 
 import random
@@ -18,10 +18,10 @@ from practicum.ports import Task, TaskContext
 RULES = "@ is you. Push each box ($) onto a place (.). Walls are #."
 
 PULLS = 40
-"""Random moves by which a board is made backwards from its end."""
+"""The number of random backward moves that generate a board from its solved state."""
 
 State = tuple[Square, frozenset[Square]]
-"""The player's square, and those of the boxes."""
+"""The squares of the player and of the boxes."""
 
 
 class Config(BoardConfig):
@@ -29,20 +29,20 @@ class Config(BoardConfig):
 
     type: Literal["sokoban"] = "sokoban"
     size: int = Field(default=4, ge=3, le=7, description="rows and columns within the outer wall")
-    boxes: int = Field(default=1, ge=1, le=3, description="boxes, and places for them")
+    boxes: int = Field(default=1, ge=1, le=3, description="number of boxes and of places")
     walls: float = Field(default=0.1, ge=0, le=0.4, description="share of squares with a wall")
 
     @model_validator(mode="after")
     def _check_turns(self) -> "Config":
-        # The least push takes one turn; a board that needs more than `turns` is drawn again.
+        # Each box needs at least one push; a board that needs more than `turns` is drawn again.
         if self.turns < self.boxes:
-            raise ValueError(f"{self.boxes} boxes take as many turns at least; raise turns")
+            raise ValueError(f"{self.boxes} boxes need at least as many turns; raise turns")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Warehouse:
-    """A board: its size, its walls, the places for boxes, and how it begins."""
+    """A board: its size, its walls, the places for boxes, and its initial state."""
 
     size: int
     walls: frozenset[Square]
@@ -55,7 +55,7 @@ class Warehouse:
         return False
 
     def move(self, state: State, action: str, turn: int) -> State:
-        """Return the state after a step or a push; what is blocked moves nothing."""
+        """Return the state after a step or a push; a blocked action moves nothing."""
         player, boxes = state
         ahead, behind = (_shift(player, action, steps) for steps in (1, 2))
         if self.is_wall(ahead):
@@ -67,7 +67,7 @@ class Warehouse:
         return ahead, boxes - {ahead} | {behind}
 
     def pull(self, state: State, action: str) -> State:
-        """Return the state after a step that drags along the box behind the player, if any."""
+        """Return the state after a step that pulls the box behind the player, if any."""
         player, boxes = state
         ahead, box = (_shift(player, action, steps) for steps in (1, -1))
         if self.is_wall(ahead) or ahead in boxes:
@@ -75,7 +75,7 @@ class Warehouse:
         return ahead, boxes - {box} | {player} if box in boxes else boxes
 
     def is_wall(self, square: Square) -> bool:
-        """Return True for a wall within the board and for the outer one."""
+        """Return True for a wall within the board and for the outer wall."""
         return square in self.walls or not all(0 <= place < self.size for place in square)
 
     def is_won(self, state: State) -> bool:
@@ -83,7 +83,7 @@ class Warehouse:
         return state[1] == self.places
 
     def is_lost(self, state: State) -> bool:
-        """Return False: a box in a corner is lost, and the game goes on."""
+        """Return False: the game continues even if a box is stuck in a corner."""
         return False
 
     def draw(self, state: State) -> str:
@@ -108,7 +108,7 @@ def _shift(square: Square, action: str, steps: int) -> Square:
 
 
 def draw_warehouse(config: Config, draw: random.Random) -> Warehouse:
-    """Return a board that can be solved within its turns, and is not solved yet."""
+    """Return an unsolved board that can be solved within its turns."""
     squares = [(row, place) for row in range(config.size) for place in range(config.size)]
     while True:
         free = [square for square in squares if draw.random() >= config.walls]

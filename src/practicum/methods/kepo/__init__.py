@@ -1,3 +1,3 @@
-"""Second answers with a hint where a whole group fails (KEPO, arXiv 2602.00400)."""
+"""Second answers with a hint if a whole group fails (KEPO, arXiv 2602.00400)."""
 
 PARTS = {"sources": ["retry"]}

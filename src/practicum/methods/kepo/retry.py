@@ -1,8 +1,8 @@
-"""Answers that the student gives again with a note in its prompt (KEPO 2602.00400, SD-Zero 2604.12002).
+"""Let the student answer again with a note in its prompt (KEPO 2602.00400, SD-Zero 2604.12002).
 
-The student answers, the task rewards, and the note is made of the answers that the source names.
-With the note before the question, or at the beginning of its answer, it answers once more. An answer
-depends on (seed, step, prompt, number) and on what the note says.
+The student answers, the task rewards the answers, and the note is made from the selected answers.
+The student then answers again, with the note before the question or at the beginning of the answer.
+An answer depends on (seed, step, prompt, number) and on the text of the note.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,17 @@ from practicum.statistics import group_pairs
 from practicum.types import Metrics, Prompt, Rollout, SampleRequest
 
 NOTE = "retried"
-"""The note of a rollout that says whether it was given again: `yes`, `no`, or `failed`."""
+"""The note that records whether a rollout is a second answer: `yes`, `no`, or `failed`."""
 
 
 class Config(SourceConfig):
     """The student answers again with a `note` in its prompt, and learns without it (KEPO 2602.00400).
 
-    `filter` names the answers: those of prompts without a right one, all wrong ones, or all. A second
-    answer takes the first one's place if it is right, or with `filter=all` always. With `prompt=with_note` the
-    note stays in the prompt that is learned. With `place=answer` the note does not stand before the
-    question but begins the answer, as an environment's words do (SD-Zero 2604.12002).
+    `filter` selects the answers: all answers to prompts without a correct answer, all wrong answers,
+    or all answers. A second answer replaces the first if it is correct, with `filter=all` always.
+    With `prompt=with_note` the student is trained with the note in its prompt. With `place=answer`
+    the note is not placed before the question but begins the answer, like text from an environment
+    (SD-Zero 2604.12002).
     """
 
     type: Literal["retry"] = "retry"
@@ -43,7 +44,7 @@ class Config(SourceConfig):
 
     @property
     def begins_answers(self) -> bool:
-        """True if the note is a part of the answers that are learned."""
+        """True if the note is a part of the answers that the student is trained on."""
         return self.place == "answer" and self.prompt == "with_note"
 
     @property
@@ -62,24 +63,24 @@ class Config(SourceConfig):
         return self.begins_answers
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return the student's answers, some of them given again."""
+        """Return the student's answers, with selected answers replaced by second answers."""
         return Retrier(self, AnswerNoter.of(parts.sampler, parts.writers)).collect(keys)
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the shares of answers that were given again, with and without success."""
+        """Return the share of repeated answers and the share of failed repetitions."""
         return measure_retried(rollouts)
 
 
 @dataclass(frozen=True, slots=True)
 class Retrier:
-    """A source that tries again: its settings, and who answers and notes."""
+    """Samples and annotates answers with `noter`, and repeats selected answers with the note."""
 
     source: Config
     noter: AnswerNoter
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return one rollout for each key, the second answer where it takes the first one's place."""
+        """Return one rollout for each key: the second answer if it replaces the first answer."""
         rollouts, noted = self.noter.answer(keys, self.source.note, {NOTE: "no"})
         again = [row for row in self._select_rows(rollouts) if self.source.note in noted[row].notes]
         seconds = self._answer_again([keys[row] for row in again], [noted[row] for row in again])
@@ -89,7 +90,7 @@ class Retrier:
         return rollouts
 
     def _select_rows(self, rollouts: Sequence[Rollout]) -> list[int]:
-        """Return the rows of the answers that are given again."""
+        """Return the rows of the answers to repeat."""
         outcomes = [classify_outcome(rollout) for rollout in rollouts]
         groups = group_pairs(
             (rollout.prompt.id, outcome)
@@ -108,7 +109,7 @@ class Retrier:
     def _answer_again(
         self, keys: Sequence[RolloutKey], rollouts: Sequence[Rollout]
     ) -> list[Rollout]:
-        """Return the student's answers with the note in view, and their rewards."""
+        """Sample and reward the student's answers with the note in the prompt."""
         if not keys:
             return []
         sampler = self.noter.sampler
@@ -125,7 +126,7 @@ class Retrier:
                 for sample in samples
             ]
         keeps_prompt = not learns_with or self.source.begins_answers
-        # Whoever learns without the note learns the answer as if the question had been enough.
+        # A student trained without the note learns the answer from the question only.
         tokens = sampler.render_prompts(keys) if keeps_prompt else contexts
         answers = sampler.build_rollouts(keys, tokens, samples, "student")
         again = []
@@ -149,15 +150,15 @@ class Retrier:
 
 
 def _begin_with(beginning: Sequence[int], answer: Rollout) -> Rollout:
-    """Return the answer after a beginning that an environment wrote; its text stays its own."""
+    """Prepend tokens of an environment to the answer; the text of the answer is unchanged."""
     start = Tokens.from_text(beginning, "environment", answer.policy_version, in_loss=False)
     return (start + Tokens.from_rollout(answer)).put_into(answer, answer.source)
 
 
 def measure_retried(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the shares of answers that were given again, with and without success.
+    """Return the share of repeated answers and the share of failed repetitions.
 
-    Empty where no source tries again.
+    Empty if no source repeats answers.
     """
     marks = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
     if not marks:

@@ -1,3 +1,3 @@
-"""Returns of several steps from a teacher's logits (KETCHUP, arXiv 2504.19024)."""
+"""K-step returns from a teacher's logits (KETCHUP, arXiv 2504.19024)."""
 
 PARTS = {"signals": ["logits"]}

@@ -1,4 +1,4 @@
-"""The teacher's raw logits are values of tokens."""
+"""Use the teacher's raw logits as values of tokens."""
 
 from typing import ClassVar, Literal
 
@@ -12,12 +12,12 @@ from practicum.objective.signal_call import Capabilities, Full, SignalCall
 
 
 class Config(SignalCall):
-    """The teacher's raw logits as values of tokens: returns in steps of K (KETCHUP 2504.19024).
+    """The teacher's raw logits as token values, with K-step returns (KETCHUP 2504.19024).
 
-    The return of a token is its logit minus the value of the state K tokens later, plus that token's
-    logit minus the value K tokens after it, and so on; after the last token the value is 0. The
-    `value` of a state is its largest logit (`max`) or the logarithm of their sum of exponentials
-    (`soft`).
+    The return of a token is its logit minus the value of the state K tokens later, plus the logit of
+    the token at that state minus the value another K tokens later, and so on. After the last token
+    the value is 0. The `value` of a state is its largest logit (`max`) or the log-sum-exp of its
+    logits (`soft`).
     """
 
     type: Literal["logits"] = "logits"
@@ -28,7 +28,7 @@ class Config(SignalCall):
 
     @property
     def question(self) -> Full:
-        """Return the full distribution, whose head gives the logits."""
+        """Return the full distribution, which includes the head that computes the logits."""
         return Full()
 
     @property
@@ -37,28 +37,28 @@ class Config(SignalCall):
         return self.k
 
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
-        """Refuse also a teacher that gives log-probabilities only."""
+        """Refuse a teacher that only returns log-probabilities, in addition to the usual checks."""
         if problem := super().explain_refusal(capabilities):
             return problem
         if capabilities.raw_logits:
             return None
         return (
-            "gives log-probabilities and no raw logits; write signal: sampled with estimator: "
-            "score_function(gamma=1), or take a teacher of type model or self"
+            "gives log-probabilities and no raw logits; set signal: sampled with estimator: "
+            "score_function(gamma=1), or use a teacher of type model or self"
         )
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Refuse settings of another return; a baseline of the group is none."""
+        """Refuse settings that change the return; a group baseline does not change it."""
         baselines = (ScoreFunction(), ScoreFunction(baseline="group_mean"))
         if divergence == "reverse_kl" and plain and gradient in baselines:
             return None
         return (
-            "signal 'logits' has a return of its own; leave out target and divergence, and write "
-            "estimator: score_function(baseline=group_mean) or none"
+            "signal 'logits' defines its own return; leave out target and divergence, and set "
+            "estimator: score_function(baseline=group_mean), or no estimator"
         )
 
     def compute_state_values(self, teacher: TeacherDistribution) -> Float[Tensor, " T"] | None:
-        """Return the largest logit of each state, or the logarithm of their sum of exponentials."""
+        """Return the largest logit of each state, or the log-sum-exp of its logits."""
         assert teacher.full is not None and teacher.level is not None
         if self.value == "soft":
             return teacher.level

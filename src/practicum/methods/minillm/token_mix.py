@@ -1,4 +1,4 @@
-"""Student and teacher sample each token together."""
+"""Sample each token from a mixture of student and teacher."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -26,7 +26,7 @@ class Config(SourceConfig):
         return ("teacher",)
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return completions from student and teacher at once, one call for each teacher client."""
+        """Sample completions from student and teacher together, in one call per teacher client."""
         student = _require_lockstep(parts.writers.student, "the student's backend")
         clients = [parts.bind_teacher(key.prompt, self) for key in keys]
         prompts, seeds = parts.sampler.render_prompts(keys), parts.sampler.compute_seeds(keys)
@@ -46,6 +46,6 @@ def _require_lockstep(client: SamplingClient, who: str) -> SamplingClient:
     if not client.decodes_by_token:
         raise CapabilityError(
             "rollout.source 'token_mix' decodes teacher and student in lockstep, which "
-            f"{who} cannot; write source: mix(other=teacher), or take local models for both"
+            f"{who} cannot; set source: mix(other=teacher), or use local models for both"
         )
     return client

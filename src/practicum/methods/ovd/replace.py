@@ -1,7 +1,8 @@
-"""Answers of which a judge rejects a part, and another writer, or the student again, writes it anew (OVD 2601.21968).
+"""Cut an answer at its first rejected step and regenerate the rest (OVD 2601.21968).
 
-An answer keeps its tokens up to the first rejected step. Its authors say who wrote the others. It
-depends on (seed, step, prompt, number) and on what the judge says of it, never on other answers.
+Another model or the student writes the rest. The answer keeps its tokens up to the first rejected
+step, and its authors record the writer of the remaining tokens. An answer depends on (seed, step,
+prompt, number) and on the judge's verdicts about it, never on other answers.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,17 @@ from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourcePar
 from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
 
 NOTE = "replaced"
-"""The note of a rollout that says who wrote its end again, `no` if nobody did."""
+"""The note with the writer that regenerated the answer's end; `no` if the answer was accepted."""
 
 REFUSED = "refused"
-"""The note of a rejected answer that its writer did not write again."""
+"""The value of the note if the writer failed to regenerate a rejected answer."""
 
 
 class Config(SourceConfig):
-    """The student writes; `writer` writes again what the recipe's `scorer` rejects (OVD 2601.21968).
+    """The student answers; `writer` rewrites what the recipe's `scorer` rejects (OVD 2601.21968).
 
-    What comes before the first rejected step stays, and a rejected answer without steps goes as a
-    whole. What was written again is judged again, up to `tries` times in all.
+    The tokens before the first rejected step are kept; a rejected answer without steps is replaced
+    completely. Each new end is judged again, and an answer is rewritten at most `tries` times.
     """
 
     type: Literal["replace"] = "replace"
@@ -43,7 +44,7 @@ class Config(SourceConfig):
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
-        """Return the model that writes again, if it is not the student."""
+        """Return the model that rewrites, if it is not the student."""
         return () if self.writer == "student" else (self.writer,)
 
     @property
@@ -52,17 +53,17 @@ class Config(SourceConfig):
         return self.scorer
 
     def count_teacher_answers(self, n: int) -> float:
-        """Return the most that there can be."""
+        """Return the maximum number of the teacher's answers."""
         return n * self.tries if self.writer == "teacher" else 0
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return the student's answers, with what the scorer rejects written again."""
+        """Return the student's answers, with their rejected parts regenerated."""
         writers = parts.writers
         scorer = writers.scorers[self.scorer]
         if not scorer.rejects:
             raise CapabilityError(
                 f"rollout.source: replace(scorer={self.scorer}): this scorer rejects no answers; "
-                "take one that does, such as {type: judge, at_least: 5, ...}"
+                "use a scorer that rejects, such as {type: judge, at_least: 5, ...}"
             )
         models = {"teacher": writers.teacher, "reference": writers.reference}
         return StepReplacer(
@@ -71,15 +72,16 @@ class Config(SourceConfig):
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the shares of answers that were written again and that should have been."""
+        """Return the shares of regenerated answers and of failed regenerations."""
         return measure_replaced(rollouts)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A rejected answer: its row, its key, the answer, and how many of its tokens stay.
+    """A rejected answer: its row, its key, the answer, and the number of tokens to keep.
 
-    `client` goes on from these; without one the writer answers the prompt anew, and none stay.
+    `client` continues from the kept tokens. Without a client the writer answers the prompt from the
+    beginning, and no token is kept.
     """
 
     row: int
@@ -91,7 +93,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class StepReplacer:
-    """A source that replaces: its settings, its judge, the student, and the other writer if any."""
+    """Samples the student and regenerates rejected parts, with a `writer` other than the student if set."""
 
     source: Config
     sampler: RolloutSampler
@@ -100,7 +102,7 @@ class StepReplacer:
     writer: Teacher | None = None
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return one rollout for each key; what is rejected is written again up to `tries` times."""
+        """Return one rollout for each key; rejected parts are regenerated up to `tries` times."""
         rollouts = self.sampler.sample_student(keys, self.student)
         rollouts = [replace(rollout, notes={NOTE: "no"}) for rollout in rollouts]
         rows = list(range(len(keys)))
@@ -119,19 +121,19 @@ class StepReplacer:
         return rollouts
 
     def _reject(self, row: int, key: RolloutKey, rollout: Rollout, cut: int) -> Rejection:
-        """Return a rejection with whoever goes on from the accepted tokens."""
+        """Return a rejection with the client that continues from the accepted tokens."""
         if self.source.writer == "student":
             client = PromptedClient(self.student, rollout.prompt_tokens)
             return Rejection(row, key, rollout, cut, client)
         assert self.writer is not None, "a recipe without this writer is refused when it is read"
         client = self.writer.bind_prompt(key.prompt) if cut else None
-        # Whoever answers messages cannot go on from the middle of an answer.
+        # A writer that answers messages cannot continue from the middle of an answer.
         if client is None or not client.accepts_tokens:
             return Rejection(row, key, rollout, 0, None)
         return Rejection(row, key, rollout, cut, client)
 
     def _write(self, rejections: Sequence[Rejection], number: int) -> list[Sample]:
-        """Return the end of each rejected answer, as it is written in this try."""
+        """Sample a new end for each rejected answer, in try `number`."""
         stream = f"replace-{number}"
         seeds = [
             compute_key_seed(self.sampler.batch, stream, rejection.key) for rejection in rejections
@@ -148,7 +150,9 @@ class StepReplacer:
 
         def request(row: int) -> SampleRequest:
             rejection = rejections[row]
-            assert rejection.client is not None, "rows without a client have a call of their own"
+            assert rejection.client is not None, (
+                "rows without a client are sampled in a separate call"
+            )
             accepted = rejection.rollout.tokens[: rejection.cut].tolist()
             return SampleRequest((*rejection.client.prompt_tokens, *accepted), seeds[row])
 
@@ -159,8 +163,8 @@ class StepReplacer:
         return call_by_group(groups, sample)
 
     def _write_whole(self, keys: Sequence[RolloutKey], seeds: Sequence[int]) -> list[Sample]:
-        """Return the other writer's whole answers."""
-        assert self.writer is not None, "the student goes on from its own tokens"
+        """Return complete answers of the writer."""
+        assert self.writer is not None, "the student continues from its own tokens"
         requests = [TeacherRequest(key.prompt, seed) for key, seed in zip(keys, seeds, strict=True)]
         samples = self.writer.sample(requests, self.sampler.params)
         if samples is None:
@@ -169,7 +173,7 @@ class StepReplacer:
         return samples
 
     def _rebuild(self, rejection: Rejection, end: Sample) -> Rollout:
-        """Return the answer with its new end; the rejected one with a note if the writer refused."""
+        """Return the answer with its new end; if the writer failed, the old answer with a note."""
         rollout, by = rejection.rollout, self.source.writer
         if end.stop_reason in FAILURES:
             return replace(rollout, notes={NOTE: REFUSED})
@@ -182,15 +186,15 @@ class StepReplacer:
             [answer.to_sample(end.stop_reason)],
             "student",
         )
-        # An answer of two authors is the student's: it comes from states that the student visited.
+        # An answer with two authors counts as the student's, which visited the states it comes from.
         source = by if answer.is_by(by).all() else "student"
         return replace(answer.put_into(rebuilt, source), notes={NOTE: by})
 
 
 def measure_replaced(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of answers that were written again, and of those that should have been.
+    """Return the share of regenerated answers and the share of failed regenerations.
 
-    Empty where no source replaces.
+    Empty if no source replaces answers.
     """
     noted = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
     if not noted:

@@ -1,10 +1,10 @@
-"""A process preference model: which step of an answer is the better one (rStar-Math, 2501.04519).
+"""A process preference model, which ranks the steps of an answer (rStar-Math, 2501.04519).
 
-It learns from the trees of a search: of the steps that follow the same beginning, the step with the
-highest mean reward is to score above the step with the lowest, by `-log sigmoid(s(high) - s(low))`.
-The mean reward itself is too noisy to be fitted. Scores never order the steps, so that a model that
-guides a search does not learn from its own scores. A judgement has one score per step, from 0 to 1:
-the sigmoid of the state after it.
+It learns from the trees of a search. Among the steps that follow the same beginning, the step with
+the highest mean reward should score above the step with the lowest mean reward, by the loss
+`-log sigmoid(s(high) - s(low))`. The mean reward itself is too noisy to be fitted. The model's scores
+never order the steps, so that a model that guides a search does not learn from its own scores. A
+judgement has one score per step, from 0 to 1: the sigmoid of the prediction after the step.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class ProcessScorer(LearnedScorer):
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
         """Take a step on all pairs of a best and a worst step after the same beginning.
 
-        `accuracy` is the share of pairs that it orders rightly, ties as half.
+        `accuracy` is the share of pairs in the correct order, with ties as half.
         """
         self.steps += 1
         pairs = find_step_pairs(rollouts)
@@ -86,7 +86,7 @@ class ProcessScorer(LearnedScorer):
 
 
 def list_step_ends(rollout: Rollout) -> list[int]:
-    """Return after how many tokens each searched step of an answer ends."""
+    """Return the token positions at which the searched steps of an answer end."""
     return list(accumulate(step.tokens for step in rollout.steps))
 
 
@@ -116,5 +116,5 @@ def find_step_pairs(rollouts: Sequence[Rollout]) -> list[tuple[ScoreRequest, Sco
 
 
 def build(config: Config, context: ScorerContext) -> Scorer:
-    """Load the model, whose first judgements are all one half."""
+    """Load the model; before the first update all judgements are 0.5."""
     return ProcessScorer(config, context)

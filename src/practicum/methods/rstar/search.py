@@ -1,12 +1,12 @@
 """Tree search over the steps of answers, as a source of rollouts.
 
 In each round every prompt of the step gets one more answer. The search selects a step, the student
-goes on from it to the end, the verifier's reward is backed up, and the new steps become nodes. An
-answer's tokens are exactly those that were sampled; those that it shares with an earlier answer
-were sampled once.
+continues from it to the end, the verifier's reward is backed up, and the new steps become nodes.
+An answer consists of exactly the sampled tokens; tokens shared with an earlier answer were sampled
+only once.
 
-An answer depends on (seed, step, prompt, node, number) and on the earlier answers of its own tree,
-never on the other prompts. Answers from the root have the seeds of the source `student`.
+An answer depends on (seed, step, prompt, node, number) and on the earlier answers in its tree,
+never on other prompts. Answers from the root have the seeds of the source `student`.
 """
 
 import logging
@@ -40,19 +40,19 @@ from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
 log = logging.getLogger(__name__)
 
 NOTE = "agreement"
-"""The note of a rollout that says whether another model agrees with its answer, `yes` or `no`."""
+"""The note that records whether a second model agrees with the answer, `yes` or `no`."""
 
 
 class Config(SourceConfig):
     """The student's `n` answers grow a tree; each continues from a promising step (2501.04519).
 
-    A step ends with its `step` (line, paragraph or word). The search goes on from any of the first
-    `depth` steps: `breadth` times from one, then from the child with the largest mean reward plus
-    `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `scorer`, what that one of the recipe's
-    `scorers` says of a step counts as one more answer through it (2501.04519). With `agree`, that model completes each
-    answer again from one of its steps, and answers with which it does not agree have no loss
-    (rStar 2408.06195). With `keep`, only that many answers of a prompt have a loss: the best by
-    their reward, then by the mean value of their steps.
+    `step` sets where a step ends: at a line, paragraph or word. The search continues from any of
+    the first `depth` steps: `breadth` times from the same step, then from the child with the largest
+    mean reward plus `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `scorer`, the scorer's
+    value of a step counts as one additional visit (2501.04519). With `agree`, the named model
+    completes each answer again from one of its steps, and answers with which it does not agree have
+    no loss (rStar 2408.06195). With `keep`, at most this many answers per prompt have a loss: the
+    best by reward, then by the mean value of their steps.
     """
 
     type: Literal["search"] = "search"
@@ -96,7 +96,7 @@ class Config(SourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class StepSearch:
-    """A search: its settings, its sampler and task, the student that writes, and a step's judge."""
+    """Runs the search: samples the student, rewards answers, and scores steps with `scorer` if set."""
 
     source: Config
     sampler: RolloutSampler
@@ -105,7 +105,7 @@ class StepSearch:
     scorer: Scorer | None = None
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return one rollout for each key; the keys of one prompt stand together."""
+        """Return one rollout for each key; keys of the same prompt must be consecutive."""
         count = self.sampler.batch.n
         prompts = self.sampler.render_prompts(keys[::count])
         trees = [
@@ -138,14 +138,14 @@ class StepSearch:
             self._score_steps(trees, self.scorer)
 
     def _score_steps(self, trees: "Sequence[_PromptTree]", scorer: Scorer) -> None:
-        """Give the new nodes of the round what the scorer thinks of them."""
+        """Set the scorer's values of the new nodes of the round."""
         rollouts = [replace(tree.rollouts[-1], steps=list_steps(tree.leaves[-1])) for tree in trees]
         for tree, judgement in zip(trees, scorer.score(rollouts), strict=True):
             path = tree.leaves[-1].path
             if judgement.tokens is None and path:
                 raise CapabilityError(
-                    f"rollout.source: search(scorer={self.source.scorer}) needs one number a step, "
-                    "and this scorer says one an answer; take {type: process}"
+                    f"rollout.source: search(scorer={self.source.scorer}) needs one number per step, "
+                    "and this scorer returns one per answer; use {type: process}"
                 )
             for node, end in zip(path, accumulate(len(node.step) for node in path), strict=True):
                 if node.score is None and judgement.tokens is not None:
@@ -154,7 +154,7 @@ class StepSearch:
     def _sample(
         self, trees: "Sequence[_PromptTree]", starts: Sequence[StepNode]
     ) -> Sequence[Sample]:
-        """Return an answer's rest after each start; those with as much room share one call."""
+        """Sample the rest of an answer after each start, in one call per remaining length."""
         prefixes = [[token for node in start.path for token in _tokens(node)] for start in starts]
         rooms = [self.sampler.params.max_new_tokens - len(prefix) for prefix in prefixes]
 
@@ -181,7 +181,7 @@ class StepSearch:
     def _list_valid_steps(
         self, start: StepNode, sample: Sample, rollout: Rollout
     ) -> tuple[list[Tokens], bool]:
-        """Return the new steps that hold, and whether the answer holds to its end."""
+        """Return the new valid steps, and whether the answer is valid to its end."""
         tokens, decode_token = sample.tokens.tolist(), self.sampler.renderer.decode_token
         answer = Tokens.from_sample(sample, "student", self.sampler.batch.policy_version)
         steps = split_steps(answer, find_step_ends(tokens, decode_token, self.source.step))
@@ -205,9 +205,9 @@ class StepSearch:
         undecided = sum(rollout.reward is None for rollout in rollouts)
         if undecided == len(rollouts):
             raise DataError(
-                f"rollout.source: search backs up the verifier's rewards, and the task gave none "
-                f"of {undecided} answers one; give the rows an answer or the task a verifier, or "
-                "write source: student"
+                f"rollout.source: search backs up the verifier's rewards, and all {undecided} "
+                "answers have no reward; add reference answers to the rows or a verifier to the "
+                "task, or set source: student"
             )
         if undecided:
             log.warning("search: %d of %d answers have no reward", undecided, len(rollouts))
@@ -215,7 +215,7 @@ class StepSearch:
 
 @dataclass(slots=True)
 class _PromptTree:
-    """The tree of one prompt, with the rollouts so far and the last node of each."""
+    """The tree of one prompt, with its current rollouts and the last node of each rollout."""
 
     tree: SearchTree
     keys: Sequence[RolloutKey]
@@ -227,8 +227,8 @@ class _PromptTree:
     def plant(
         cls, source: Config, keys: Sequence[RolloutKey], prompt_tokens: tuple[int, ...]
     ) -> "_PromptTree":
-        """Return the tree of a prompt without any answer; its first key's number names the root."""
-        # A prompt that comes twice into a step has two trees.
+        """Return an empty tree for a prompt; the number of its first key names the root."""
+        # A prompt that occurs twice in a step has two trees.
         root = StepNode(str(keys[0].number), Tokens.empty())
         tree = SearchTree(root, source.breadth, source.depth, source.exploration)
         return cls(tree, keys, prompt_tokens)
@@ -236,7 +236,7 @@ class _PromptTree:
     def add(
         self, start: StepNode, steps: Sequence[Tokens], is_whole: bool, rollout: Rollout
     ) -> None:
-        """Add an answer below a node, and back its reward up if there is one."""
+        """Add an answer below a node, and back up its reward if it has one."""
         leaf = self.tree.grow(start, steps, is_whole=is_whole)
         if rollout.reward is not None:
             back_up(leaf, rollout.reward)
@@ -244,7 +244,7 @@ class _PromptTree:
         self.leaves.append(leaf)
 
     def finish(self, keep: int | None) -> list[Rollout]:
-        """Return the rollouts with the values of their steps; those not kept have no loss."""
+        """Return the rollouts with the values of their steps; dropped rollouts have no loss."""
         rollouts = [
             replace(rollout, steps=list_steps(leaf))
             for rollout, leaf in zip(self.rollouts, self.leaves, strict=True)
@@ -253,9 +253,9 @@ class _PromptTree:
 
 
 def keep_best(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
-    """Return a prompt's rollouts; all but the best have no loss.
+    """Return a prompt's rollouts, with a loss only for the best `count`.
 
-    The best have the largest reward, and among these the largest mean value of their steps.
+    Rollouts are ranked by reward, then by the mean value of their steps.
     """
     order = sorted(range(len(rollouts)), key=lambda row: _rank(rollouts[row]), reverse=True)
     chosen = set(order[:count])
@@ -273,7 +273,7 @@ def _mask(rollout: Rollout) -> Rollout:
 
 
 def split_steps(answer: Tokens, ends: Sequence[int]) -> list[Tokens]:
-    """Return the steps of an answer, which end after so many tokens."""
+    """Split an answer into steps; `ends` are the token counts at which the steps end."""
     return [answer.cut(start, end) for start, end in pairwise((0, *ends))]
 
 
@@ -282,7 +282,7 @@ def _tokens(node: StepNode) -> list[int]:
 
 
 def _join_steps(start: StepNode, sample: Sample, version: int) -> Sample:
-    """Return the steps down to a node and the rest of the answer as one sample."""
+    """Join the steps down to a node and the rest of the answer into one sample."""
     if not start.path:
         return sample
     answer = Tokens.from_sample(sample, "student", version)
@@ -293,7 +293,7 @@ def _join_steps(start: StepNode, sample: Sample, version: int) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class AgreementCheck:
-    """Agreement of a second model, which completes answers from one of their own steps."""
+    """Check whether a second model, continuing from a step of an answer, reaches the same answer."""
 
     role: str
     model: Teacher
@@ -301,10 +301,10 @@ class AgreementCheck:
     task: Task
 
     def mark(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return the rollouts with a note; those whose answer the model does not reach lose all.
+        """Return the rollouts with a note; a rollout has no loss if the model misses its answer.
 
-        The model reaches the answer if the verifier takes the rollout's text as the right answer
-        and finds the completion right. Raises CapabilityError if the model completes no tokens.
+        The model reaches the answer if the verifier, with the rollout's text as the reference
+        answer, accepts the completion. Raises CapabilityError if the model cannot complete tokens.
         """
         cuts = [self._choose_cut(rollout) for rollout in rollouts]
         completions = self._complete(rollouts, cuts)
@@ -318,7 +318,7 @@ class AgreementCheck:
         return marked
 
     def _choose_cut(self, rollout: Rollout) -> int:
-        """Return the number of tokens to show: at least one step, and never the last one."""
+        """Return the number of tokens to show: at least one step, but never the last step."""
         beginning = rollout.steps[:-1]
         if not beginning:
             return 0
@@ -327,7 +327,7 @@ class AgreementCheck:
         return sum(step.tokens for step in beginning[:count])
 
     def _complete(self, rollouts: Sequence[Rollout], cuts: Sequence[int]) -> list[str]:
-        """Return the text of each answer as the model completes it."""
+        """Return the text of each answer with the model's completion."""
         bound = [self._bind(rollout) for rollout in rollouts]
         rooms = [self.sampler.params.max_new_tokens - cut for cut in cuts]
         keys = [RolloutKey(rollout.prompt, rollout.sample) for rollout in rollouts]
@@ -360,14 +360,14 @@ class AgreementCheck:
         if prompted is None or not prompted.accepts_tokens:
             raise CapabilityError(
                 f"rollout.source: search(agree={self.role}) lets the {self.role} complete answers "
-                "from the middle, and it cannot go on from tokens; take a model that can, such as "
-                "{type: model, model: ...}"
+                "from the middle, and it cannot continue from tokens; use a model that can, such "
+                "as {type: model, model: ...}"
             )
         return prompted
 
 
 def measure_search(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the size, depth and values of the trees that the rollouts grew; none without steps."""
+    """Return the size, depth and values of the search trees; empty if no rollout has steps."""
     searched = [rollout for rollout in rollouts if rollout.steps]
     if not searched:
         return {}
@@ -392,7 +392,7 @@ def measure_search(rollouts: Sequence[Rollout]) -> Metrics:
 
 
 def _measure_agreement(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of answers that another model reached too, and the mean reward of these."""
+    """Return the share of answers that the second model also reached, and their mean reward."""
     checked = [rollout for rollout in rollouts if NOTE in rollout.notes]
     agreed = [rollout for rollout in checked if rollout.notes[NOTE] == "yes"]
     rewards = [rollout.reward for rollout in agreed if rollout.reward is not None]
@@ -401,5 +401,5 @@ def _measure_agreement(rollouts: Sequence[Rollout]) -> Metrics:
 
 
 def _holds(rollout: Rollout) -> bool:
-    """Return True if every token belongs to a step that held."""
+    """Return True if every token belongs to a valid step."""
     return sum(step.tokens for step in rollout.steps) == len(rollout.tokens)

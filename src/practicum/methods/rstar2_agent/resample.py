@@ -1,9 +1,10 @@
-"""More answers than are trained on: failures are kept as they come, right answers by how clean they are.
+"""Oversample; keep a random share of the failures and preferably the cleanest correct answers.
 
-Resampling on correct (rStar2-Agent 2508.20722): an answer that is right after failed calls of tools is
-rewarded like a clean one, and teaches to call badly; so is one that is stated twice, or in no form.
-So right answers with fewer failed calls that state their answer once are kept rather than others,
-while failures stay as varied as they are. The penalties are those of the released code.
+Resampling on correct (rStar2-Agent 2508.20722): a correct answer with failed tool calls gets the
+same reward as a clean answer, and so teaches bad calls. The same holds for an answer that is stated
+twice or in the wrong format. Correct answers with fewer failed calls and a single stated answer are
+therefore more likely to be kept, while failures are kept at random and stay diverse. The penalties
+follow the released code.
 """
 
 import random
@@ -24,43 +25,43 @@ from practicum.rollouts.source import SourceConfig, SourceParts
 from practicum.types import Metrics, Rollout
 
 SAMPLED = "sampled_reward"
-"""The note with the mean reward of all answers to the prompt, those that were dropped included."""
+"""The note with the mean reward of all answers to the prompt, including dropped answers."""
 
 PENALTY = "sampled_penalty"
-"""The note with the mean penalty of its right answers, likewise; empty if there is none."""
+"""The note with the mean penalty of the prompt's correct answers; empty without correct answers."""
 
 NO_CALLS = 0.5
-"""The penalty of an answer without a call, in the place of its share of failed calls."""
+"""The penalty of an answer without tool calls, which has no share of failed calls."""
 
 CLEAN = 0.1
-"""The penalty that even a clean answer has, so that its weight is finite; a choice of ours."""
+"""The minimum penalty of any answer, which keeps its weight finite; our own choice."""
 
 
 class Config(SourceConfig):
-    """The student writes `factor` times as many; kept are clean right ones and any failures (2508.20722).
+    """Sample `factor` times as many answers and keep the cleanest correct ones (2508.20722).
 
-    Failures are kept by chance, as many as is their share. Of right answers those with few failed
-    calls of tools are rather kept, and those that state their answer once, in the task's `tags`.
+    Failures are kept at random, in proportion to their share. Correct answers with few failed tool
+    calls, and with a single answer in the task's `tags`, are more likely to be kept.
     """
 
     type: Literal["resample"] = "resample"
     factor: int = Field(default=2, ge=2)
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return a choice among more of the student's answers."""
+        """Return a selection from the oversampled answers of the student."""
         writers = parts.writers
         assert writers.task is not None
         return CleanResampler(self, parts.sampler, writers.task, writers.student).collect(keys)
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the mean reward of all sampled answers, and the penalty of the right ones."""
+        """Return the mean reward of all sampled answers and the mean penalty of correct answers."""
         return measure_resampled(rollouts)
 
 
 @dataclass(frozen=True, slots=True)
 class CleanResampler:
-    """A source that samples more than it keeps: its settings, the student, and who rewards."""
+    """Samples more answers than it keeps, with rewards from `task`."""
 
     source: Config
     sampler: RolloutSampler
@@ -68,7 +69,7 @@ class CleanResampler:
     student: SamplingClient
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return one rollout for each key, chosen among `factor` times as many to its prompt."""
+        """Return one rollout for each key, selected from `factor` times as many answers."""
         by_prompt: dict[str, list[Rollout]] = {key.prompt.id: [] for key in keys}
         for rollout in self._sample(keys):
             by_prompt[rollout.prompt.id].append(rollout)
@@ -80,7 +81,7 @@ class CleanResampler:
         return [replace(next(chosen[key.prompt.id]), sample=key.number) for key in keys]
 
     def _sample(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return all answers with their rewards; those of the first round are `student`'s own."""
+        """Return all answers with their rewards; the first round equals the source `student`."""
         batch = self.sampler.batch
         streams = [batch.stream, *(f"resample-{turn}" for turn in range(1, self.source.factor))]
         rollouts: list[Rollout] = []
@@ -89,17 +90,17 @@ class CleanResampler:
         return [ask_reward(self.task, rollout) for rollout in rollouts]
 
     def _choose(self, name: str, rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
-        """Return `count` of a prompt's answers: its share of failures, and of right ones the clean."""
+        """Select `count` of a prompt's answers, with an unchanged share of failures."""
         batch = self.sampler.batch
         draw = random.Random(seed_of(batch.seed, "resample", batch.step, name))
         right = [rollout for rollout in rollouts if classify_outcome(rollout) == "correct"]
         failures = [rollout for rollout in rollouts if classify_outcome(rollout) != "correct"]
         count_sure, remainder = divmod(len(right) * count, len(rollouts))
-        # What is left of the share is one more with its probability: rounding would never keep the
-        # one right answer of two, or always.
+        # Round the share at random: deterministic rounding would keep one correct answer of two
+        # either never or always.
         chance = random.Random(seed_of(batch.seed, "resample-share", batch.step, name)).random()
         most = count_sure + (chance < remainder / len(rollouts))
-        # An answer without replacement: the largest of u^(1/weight) (Efraimidis & Spirakis 2006).
+        # Weighted sampling without replacement: the largest u^(1/weight) (Efraimidis & Spirakis 2006).
         penalties = [compute_penalty(rollout, self.task) for rollout in right]
         keys = [-(draw.random() ** (CLEAN + penalty)) for penalty in penalties]
         ranked = [right[place] for place in sorted(range(len(right)), key=keys.__getitem__)]
@@ -112,10 +113,11 @@ class CleanResampler:
 
 
 def compute_penalty(rollout: Rollout, task: Task) -> float:
-    """Return how unclean an answer is: its share of calls without a result, and its form's penalty.
+    """Return the penalty of an answer: its share of failed calls plus its format penalty.
 
-    0 is clean and 2 the most. The form counts where the task asks for one: an answer that is not
-    stated, or not between its tags, has 1, another one its repetitions a turn, up to 1.
+    0 is clean, and 2 is the maximum. The format counts only if the task requires one: the penalty is
+    1 if the answer is missing or not in its tags, otherwise the number of repetitions per turn, at
+    most 1.
     """
     calls = [call for turn in rollout.turns for call in turn.calls]
     failed = sum(call.outcome != "answered" for call in calls)
@@ -131,9 +133,9 @@ def _write_mean(numbers: Sequence[float]) -> str:
 
 
 def measure_resampled(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the mean reward of all sampled answers, and the mean penalty of the right ones.
+    """Return the mean reward of all sampled answers and the mean penalty of the correct answers.
 
-    The answers that are kept are a choice among them. Empty where no source resamples.
+    Both include dropped answers. Empty if no source resamples.
     """
     metrics = {}
     for name in (SAMPLED, PENALTY):

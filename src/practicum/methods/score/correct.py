@@ -1,8 +1,8 @@
-"""Conversations in which a teacher writes the student's first wrong turn anew (SCoRe 2509.14257).
+"""Conversations in which a teacher rewrites the student's first wrong turn (SCoRe 2509.14257).
 
-The student acts to the end. Its first wrong turn is found by a judge that reads the conversation,
-or by the task's own expert; the teacher writes that turn instead, and the student goes on from
-there, in an episode that is played again up to it.
+The student acts to the end. A judge that reads the conversation, or the task's expert, finds the
+first wrong turn. The teacher writes this turn instead, and the student continues from there, in an
+episode that is replayed up to the corrected turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,14 @@ from practicum.types import AUTHORS, Metrics, Prompt, Rollout, Sample, SampleReq
 
 
 class Config(SourceConfig):
-    """The student converses; `writer` writes its first wrong turn, and it continues (SCoRe 2509.14257).
+    """`writer` rewrites the student's first wrong turn; the student continues (SCoRe 2509.14257).
 
-    The recipe's `scorer` reads the conversation and rejects a turn: a judge by turns. Without one
-    the task's own expert knows: a turn is wrong if it is less than `below` times as likely as the
-    expert's likeliest. With `start: verified` the student itself acts again from there, `rollout.n`
-    times, and only that has a loss: its reward is 1 if it solves the task, else 0.5 for the
-    corrected turn, 0 for the wrong one, 0.1 for another.
+    The recipe's `scorer`, a judge with `step: turn`, reads the conversation and rejects a turn.
+    Without a scorer the task's expert decides: a turn is wrong if it is less than `below` times as
+    likely as the expert's most likely turn. With `start: verified` the student acts again after the
+    last correct turn, `rollout.n` times, and only these new tokens have a loss: the reward is 1 if
+    the student solves the task, otherwise 0.5 for the corrected turn, 0 for the wrong turn, and 0.1
+    for any other turn.
     """
 
     type: Literal["correct"] = "correct"
@@ -70,20 +71,20 @@ class Config(SourceConfig):
         return n if self.writer == "teacher" else 0
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return the student's conversations, the first wrong turn of each written anew."""
+        """Return the student's conversations, each with its first wrong turn rewritten."""
         writers = parts.writers
         assert writers.task is not None
-        assert writers.environment is not None, "single answers are refused before"
+        assert writers.environment is not None, "the recipe check refuses tasks with single answers"
         scorer = None if self.scorer is None else writers.scorers[self.scorer]
         if scorer is not None and not scorer.rejects:
             raise CapabilityError(
                 f"rollout.source: correct(scorer={self.scorer}): this scorer rejects no turns; "
-                "take one that does, such as {type: judge, step: turn, at_least: 5, ...}"
+                "use a scorer that rejects, such as {type: judge, step: turn, at_least: 5, ...}"
             )
         if scorer is None and not writers.task.has_expert:
             raise CapabilityError(
                 "rollout.source: correct without a scorer asks the task's expert, and this task "
-                "has none; write correct(scorer=NAME) with a judge"
+                "has no expert; set correct(scorer=NAME) with a judge"
             )
         model = writers.teacher if self.writer == "teacher" else writers.reference
         assert model is not None, "a recipe without this writer is refused when it is read"
@@ -94,18 +95,18 @@ class Config(SourceConfig):
 
     @property
     def converts_rows(self) -> bool:
-        """Return True if the student begins: the rows are its own wrong turns."""
+        """Return True if the rows are made of the student's wrong turns."""
         return self.start == "corrected"
 
     def convert_row(self, prompt: Prompt, row: RolloutRow) -> Mapping[str, Any] | None:
-        """Return a row of easydistill's SCoRe; None if the writer did not finish the turn."""
+        """Return a row in the format of easydistill's SCoRe; None if the turn is unfinished."""
         if row.notes.get(CORRECTED) == "refused":
             return None
         return build_step_row(prompt, row)
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the share of corrected conversations, the number of their turn, and refusals."""
+        """Return the share of corrected conversations, the mean corrected turn, and refusals."""
         return measure_corrected(rollouts)
 
 
@@ -120,7 +121,7 @@ class WrongTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnCorrector:
-    """A source that corrects turns: its settings, who finds them, and who writes them."""
+    """Finds the student's wrong turns with a scorer or the task's expert, and has them rewritten."""
 
     source: Config
     sampler: RolloutSampler
@@ -131,7 +132,7 @@ class TurnCorrector:
     scorer: Scorer | None = None
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return one conversation for each key, corrected where a turn of it is wrong."""
+        """Return one conversation for each key, corrected if it has a wrong turn."""
         if self.source.start == "verified":
             return self._collect_again(keys)
         rollouts = self.sampler.sample_student(keys, self.student)
@@ -155,9 +156,10 @@ class TurnCorrector:
         return rollouts
 
     def _collect_again(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return conversations from the turns that were right in the first one about their prompt.
+        """Restart conversations after the correct turns of the first conversation about their prompt.
 
-        A prompt about which nothing was wrong, or whose turn was not written, has whole ones.
+        If that conversation has no wrong turn, or the correction failed, the prompt gets complete
+        conversations instead.
         """
         firsts = {key.prompt.id: key for key in reversed(keys)}
         first_keys = list(firsts.values())
@@ -185,7 +187,7 @@ class TurnCorrector:
     def _act_again(
         self, keys: Sequence[RolloutKey], starts: "Mapping[str, _Restart]"
     ) -> dict[tuple[str, int], Rollout]:
-        """Let the student act again from the right turns, which have no loss, and reward it."""
+        """Let the student act again after the correct turns, which have no loss, and add rewards."""
         requests = [
             self._build_request(
                 key, starts[key.prompt.id], self._begin_right(starts[key.prompt.id])
@@ -210,7 +212,7 @@ class TurnCorrector:
         return rollouts
 
     def _add_reward(self, rollout: Rollout, start: "_Restart") -> Rollout:
-        """Add 1 for a solved task, else what the first new turn is worth (SCoRe 2509.14257)."""
+        """Reward a solved task with 1, otherwise reward the first new turn (SCoRe 2509.14257)."""
         rewarded = ask_reward(self.task, rollout)
         if rewarded.reward is None or rewarded.reward >= 1:
             return rewarded
@@ -223,7 +225,7 @@ class TurnCorrector:
     def _build_request(
         self, key: RolloutKey, start: "_Restart", beginning: Beginning | None
     ) -> ConversationRequest:
-        """Return a conversation of the student's that goes on in the episode of a first one."""
+        """Return the request of a student conversation in the replayed episode of the first one."""
         first = compute_key_seed(self.sampler.batch, self.sampler.batch.stream, start.key)
         return ConversationRequest(
             key.prompt,
@@ -234,7 +236,7 @@ class TurnCorrector:
         )
 
     def _begin_right(self, start: "_Restart") -> Beginning | None:
-        """Return the conversation up to its wrong turn; None if that is the first."""
+        """Return the conversation up to its wrong turn; None if the first turn is wrong."""
         if not start.turn.start:
             return None
         return _cut(start.rollout, start.turn)
@@ -256,12 +258,12 @@ class TurnCorrector:
         ]
 
     def _ask_expert(self, rollout: Rollout) -> int | None:
-        """Return the first turn that the task's expert finds wrong."""
+        """Return the place of the first turn that is wrong by the task's expert."""
         replies: list[str] = []
         for place, turn in enumerate(rollout.turns):
             if turn.role != "assistant":
                 continue
-            # A turn that the limit of tokens cut off was never answered.
+            # The environment never answered a turn that the token limit truncated.
             if place == len(rollout.turns) - 1 and rollout.stop_reason == "length":
                 return None
             choices = ask_expert(self.task, rollout.prompt, replies)
@@ -273,7 +275,7 @@ class TurnCorrector:
     def _write_turns(
         self, keys: Sequence[RolloutKey], rollouts: Sequence[Rollout], wrong: Sequence[WrongTurn]
     ) -> list[Sample]:
-        """Return the writer's turns in the place of the wrong ones; one that is cut off is none."""
+        """Sample the writer's replacement for each wrong turn; a truncated one is no correction."""
         clients = [self._bind(keys[turn.row]) for turn in wrong]
         rooms = [choose_power(self.sampler.params.max_new_tokens - turn.start) for turn in wrong]
 
@@ -299,7 +301,7 @@ class TurnCorrector:
         if client is None or not client.accepts_tokens:
             raise CapabilityError(
                 f"rollout.source: {self.source.model_dump()} lets the {self.source.writer} write one "
-                "turn of a conversation, and it cannot go on from tokens; take a teacher that "
+                "turn of a conversation, and it cannot continue from tokens; use a teacher that "
                 "completes tokens, such as {type: model, model: ...} or {type: expert}"
             )
         return client
@@ -310,7 +312,7 @@ class TurnCorrector:
         rollouts: Sequence[Rollout],
         corrections: Sequence[tuple[WrongTurn, Sample]],
     ) -> list[Rollout]:
-        """Let the student go on from the corrected turns, and return the new rollouts."""
+        """Let the student continue from the corrected turns, and return the new rollouts."""
         starts = [
             _Restart(rollouts[turn.row], keys[turn.row], turn, sample)
             for turn, sample in corrections
@@ -334,7 +336,7 @@ class TurnCorrector:
         return corrected
 
     def _begin(self, start: "_Restart") -> Beginning:
-        """Return the conversation up to the corrected turn, that one included."""
+        """Return the conversation up to and including the corrected turn."""
         right, correction = _cut(start.rollout, start.turn), start.correction
         new_tokens = Tokens.from_sample(
             correction, self.source.writer, start.rollout.policy_version
@@ -346,7 +348,7 @@ class TurnCorrector:
 
 @dataclass(frozen=True, slots=True)
 class _Restart:
-    """A conversation with a wrong turn, and the turn that its teacher wrote instead."""
+    """A conversation with a wrong turn, and the teacher's correction of this turn."""
 
     rollout: Rollout
     key: RolloutKey
@@ -366,14 +368,14 @@ class _Restart:
 
     @property
     def notes(self) -> dict[str, str]:
-        """The notes of the conversation that goes on from here."""
+        """The notes of the conversation that continues from here."""
         replies = [turn.text for turn in self.rollout.turns[self.turn.place + 1 :][:1]]
         reply = {REPLIED: replies[0]} if replies else {}
         return {CORRECTED: str(self.number), REJECTED: self.rejected, **reply}
 
 
 def _name(key: RolloutKey) -> tuple[str, int]:
-    """Return what tells a key from the others of its batch."""
+    """Return an identifier of a key within its batch."""
     return key.prompt.id, key.number
 
 
@@ -384,7 +386,7 @@ def _cut(rollout: Rollout, turn: WrongTurn) -> Beginning:
 
 
 def find_turn(turns: Sequence[Turn], start: int) -> int | None:
-    """Return the student's turn that begins at or after so many tokens."""
+    """Return the place of the first student turn that begins at or after token `start`."""
     position = 0
     for place, turn in enumerate(turns):
         if turn.role == "assistant" and position >= start:
@@ -394,9 +396,9 @@ def find_turn(turns: Sequence[Turn], start: int) -> int | None:
 
 
 def measure_corrected(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of corrected conversations, the mean number of their turn, and refusals.
+    """Return the share of corrected conversations, the mean corrected turn, and refusals.
 
-    Empty where no source corrects.
+    Empty if no source corrects turns.
     """
     noted = [rollout.notes[CORRECTED] for rollout in rollouts if CORRECTED in rollout.notes]
     if not noted:

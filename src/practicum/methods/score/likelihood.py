@@ -1,8 +1,8 @@
-"""A teacher that reads: it values an answer by its mean log-probability of the student's tokens.
+"""Score an answer by the teacher's mean log-probability of the student's tokens.
 
-With `below` it rejects instead: an answer from the first token on that the teacher finds less
-probable, a conversation from the turn on that holds it. So a model finds the student's first wrong
-turn by reading the conversation, as the task's own expert would know it (SCoRe 2509.14257).
+With `below` the scorer rejects instead: an answer from the first token with a lower probability, or
+a conversation from the turn that contains this token. A model can thus find the student's first
+wrong turn by reading the conversation, without the task's expert (SCoRe 2509.14257).
 """
 
 import math
@@ -28,7 +28,7 @@ from practicum.types import Judgement, Rollout
 
 
 class Config(ScorerSettings):
-    """The teacher that reads, and what it rejects."""
+    """The teacher that scores, and its threshold for rejection."""
 
     type: Literal["likelihood"] = "likelihood"
     teacher: Plugin("teachers", TeacherConfig) = Field(  # type: ignore[valid-type]
@@ -38,18 +38,18 @@ class Config(ScorerSettings):
         default=None,
         gt=0,
         lt=1,
-        description="probability of a token under which an answer is rejected; accepted ones have "
-        "the verifier's reward, rejected ones none; none: the log-probability is the reward",
+        description="reject an answer with a token below this probability; accepted answers have "
+        "the verifier's reward, rejected answers have none; none: the log-probability is the reward",
     )
 
     @property
     def follows_student(self) -> bool:
-        """True if the teacher is made of the student's weights."""
+        """True if the teacher uses the student's weights."""
         return self.teacher.capabilities().follows_student
 
     @property
     def reads_verifier(self) -> bool:
-        """True if it only rejects, and the verifier's reward is learned from."""
+        """True if it only rejects, and the student learns from the verifier's reward."""
         return self.below is not None
 
     @property
@@ -58,33 +58,36 @@ class Config(ScorerSettings):
         return self.below is not None
 
     def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the teacher that reads."""
+        """Return the settings of the teacher that scores."""
         return {"teacher": self.teacher}
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood(Scorer):
-    """See the module; an answer without tokens, or about which the teacher is silent, has no judgement."""
+    """A likelihood scorer, see the module documentation.
+
+    An answer has no judgement if it has no tokens or the teacher returns no signal for it.
+    """
 
     config: Config
     teacher: Teacher
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
-        """Return the mean log-probability of each answer, or the reward of those not rejected."""
+        """Return the mean log-probability of each answer, or with `below` the accepted rewards."""
         return [
             self._judge(rollout, logprobs)
             for rollout, logprobs in zip(rollouts, self._read(rollouts), strict=True)
         ]
 
     def count_accepted(self, rollouts: Sequence[Rollout]) -> list[int | None]:
-        """Return after how many tokens the first rejected token or turn of each answer begins."""
+        """Return the number of tokens before the first rejected token or turn of each answer."""
         return [
             None if logprobs is None else self._find_rejected(rollout, logprobs)
             for rollout, logprobs in zip(rollouts, self._read(rollouts), strict=True)
         ]
 
     def _read(self, rollouts: Sequence[Rollout]) -> list[Tensor | None]:
-        """Return the teacher's log-probability of each token, 0 at those of others."""
+        """Return the teacher's log-probability of each token, 0 at tokens without a loss."""
         if not rollouts:
             return []
         signals = self.teacher.score(rollouts, Sampled())
@@ -103,13 +106,13 @@ class Likelihood(Scorer):
         return Judgement(None if is_rejected else rollout.reward)
 
     def _find_rejected(self, rollout: Rollout, logprobs: Tensor) -> int | None:
-        assert self.config.below is not None, "a scorer that rejects nothing is refused as a guide"
+        assert self.config.below is not None, "sources refuse a scorer that cannot reject"
         doubted = (logprobs < math.log(self.config.below)).nonzero()
         if not len(doubted):
             return None
         place, start = int(doubted[0]), 0
         for turn in rollout.turns:
-            # A turn is one act: it is rejected from its beginning.
+            # A turn is a single action, so it is rejected from its beginning.
             if place < start + turn.tokens:
                 return start
             start += turn.tokens
@@ -117,11 +120,11 @@ class Likelihood(Scorer):
 
 
 def build(config: Config, context: ScorerContext) -> Scorer:
-    """Build the teacher that reads; CapabilityError if it gives no log-probabilities."""
+    """Build the scorer; CapabilityError if its teacher returns no log-probabilities."""
     if "sampled" not in config.teacher.capabilities().signals:
         raise CapabilityError(
             f"scorers.{context.name}.teacher: {config.teacher.type!r} gives no log-probabilities of "
-            "the student's tokens; take one that does, such as {type: model, model: ...}, or "
-            "type: judge"
+            "the student's tokens; use a teacher that does, such as {type: model, model: ...}, or "
+            "use a scorer of type: judge"
         )
     return Likelihood(config, context.build_teacher(config.teacher))

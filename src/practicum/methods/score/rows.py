@@ -1,7 +1,7 @@
-"""Rows of easydistill's SCoRe (arXiv 2509.14257): corrected turns for other trainers.
+"""Export corrected turns as rows of easydistill's SCoRe (arXiv 2509.14257), for other trainers.
 
-A row has the conversation before the turn, the turn that was written and the one that it replaces,
-each with what was answered to it. A conversation without a wrong turn is a row of its question.
+A row has the conversation before the turn, the corrected turn, and the wrong turn, each turn with
+its reply. The row of a conversation without a wrong turn only has the question.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,19 @@ from practicum.rollouts import RolloutRow
 from practicum.types import Prompt, Turn
 
 CORRECTED = "corrected"
-"""The note with the number of the corrected turn: `none` was wrong, or `refused` to be written."""
+"""The note with the number of the corrected turn.
+
+`none` if no turn was wrong, `refused` if the writer did not finish the correction.
+"""
 
 REJECTED = "rejected_turn"
 """The note with the student's wrong turn."""
 
 REPLIED = "rejected_reply"
-"""The note with what the wrong turn was answered, if it was."""
+"""The note with the reply to the wrong turn, if it had a reply."""
 
 NO_STEP = ("chosen", "chosen_observation", "rejected", "rejected_observation", "correct_step")
-"""The columns that are empty where no turn was wrong."""
+"""The columns that are empty if no turn was wrong."""
 
 
 def build_step_row(prompt: Prompt, row: RolloutRow) -> dict[str, Any]:
@@ -47,6 +50,6 @@ def build_step_row(prompt: Prompt, row: RolloutRow) -> dict[str, Any]:
 
 
 def _find_place(turns: Sequence[Turn], number: int) -> int:
-    """Return the place of the student's turn of a number, counted from 1."""
+    """Return the place of the student's turn with this number, counted from 1."""
     places = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
     return places[number - 1]

@@ -1,4 +1,4 @@
-"""A text of the recipe's own, filled in by the verifier's verdict; no model writes it."""
+"""A note from a fixed template, chosen by the verifier's verdict and filled in without a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from practicum.types import Rollout
 
 
 class Config(NoteConfig):
-    """The texts, with the placeholders of a privileged teacher and earlier notes."""
+    """The templates, with the placeholders of a privileged teacher and earlier notes."""
 
     type: Literal["filled"] = "filled"
-    correct: str | None = Field(
-        default=None, description="the text of right answers; none: no note"
+    correct: str | None = Field(default=None, description="text for correct answers; none: no note")
+    incorrect: str | None = Field(
+        default=None, description="text for incorrect answers; none: no note"
     )
-    incorrect: str | None = Field(default=None, description="that of wrong answers; none: no note")
 
     @model_validator(mode="after")
     def _check_texts(self) -> "Config":
         if self.correct is None and self.incorrect is None:
-            raise ValueError("a note without a text; write correct, incorrect or both")
+            raise ValueError("the note has no text; set correct, incorrect or both")
         return self
 
 
@@ -40,7 +40,7 @@ class FilledNote(Note):
     config: Config
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
-        """Return the filled text; None without a verdict or a field."""
+        """Return the filled text; None without a verdict or if a field is missing."""
         successes = find_successes(rollouts)
         return [
             self._fill(rollout, list_rollout_fields(rollout, successes)) for rollout in rollouts
@@ -56,5 +56,5 @@ class FilledNote(Note):
 
 
 def build(config: Config, context: NoteContext) -> Note:
-    """Nothing is needed but the texts."""
+    """Build the note, which only needs its texts."""
     return FilledNote(config)

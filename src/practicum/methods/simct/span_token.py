@@ -1,7 +1,8 @@
-"""A span of several tokens is one more token of a common vocabulary, as SimCT (2605.07711) does.
+"""Treat a multi-token span as an additional token of a common vocabulary, as SimCT (2605.07711) does.
 
-Its logit is the mean of its tokens' own, so a constant added to the logits of one position, which is
-nothing to a distribution, changes the loss. It is here as published, for comparison.
+The logit of a span is the mean of its tokens' logits. Adding a constant to the logits of a single
+position therefore changes the loss, although it does not change a distribution. The method is
+implemented as published, for comparison.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ ROWS = 64
 
 
 class WithSpans(Full):
-    """The same with the spans of several tokens; only this signal asks for it."""
+    """The full distribution with multi-token spans, which only this signal requests."""
 
     reads_more: ClassVar[bool] = True
 
@@ -41,9 +42,9 @@ class WithSpans(Full):
 
 
 class Config(StatesSignal):
-    """The tokens that both vocabularies have, and one for the span of several that starts here.
+    """The common tokens and one token for the multi-token span that starts at the position.
 
-    Its logit is the mean of its tokens' (SimCT 2605.07711).
+    The span's logit is the mean logit of its tokens (SimCT 2605.07711).
     """
 
     type: Literal["span_token"] = "span_token"
@@ -58,11 +59,11 @@ class Config(StatesSignal):
         return WithSpans()
 
     def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
-        """Return the lengths of the spans: the logits of a span are averaged."""
+        """Return the lengths of the spans; the logits of a span are averaged."""
         return extras[SPANS][:, 0].long() if SPANS in extras else None
 
     def compare(self, comparison: SignalComparison) -> Tensor:
-        """Return the divergence over shared tokens and the span that starts here."""
+        """Return the divergence over the shared tokens and the span at the position."""
         return compare_with_span_token(comparison)
 
 
@@ -71,7 +72,7 @@ def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
     states, head, unknown = answer.signal.states, answer.signal.head, signal.unknown
     assert states is not None and head is not None and unknown is not None
     token_logits, levels = [], []
-    # A few rows at a time: a vocabulary of logits for a whole answer would be large.
+    # Process a few rows at a time: the logits of a complete answer would need much memory.
     with torch.no_grad():
         tokens = answer.tokens.to(states.device)
         for rows, part in zip(states.split(ROWS), tokens.split(ROWS), strict=True):
@@ -93,9 +94,10 @@ def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
 
 
 def compare_with_span_token(comparison: SignalComparison) -> Float[Tensor, " T"]:
-    """Return the divergence over the tokens that both have and the span that starts here, if any.
+    """Return the divergence over the shared tokens and the span at each position, if any.
 
-    Both sides are renormalised over these. Each token of a span moves with its mean logit.
+    Both distributions are renormalized over these tokens. The gradient of a span's mean logit
+    reaches each token of the span.
     """
     student, teacher, tokens = comparison.student, comparison.teacher, comparison.tokens
     full = teacher.full
@@ -123,14 +125,14 @@ def compare_with_span_token(comparison: SignalComparison) -> Float[Tensor, " T"]
 
 
 def _append(scores: Tensor, logits: Tensor) -> Tensor:
-    """Return the log-probabilities of tokens and of one more."""
+    """Append a logit to the scores and return log-probabilities."""
     return torch.cat([scores, logits[:, None].to(scores)], dim=-1).log_softmax(dim=-1)
 
 
 def _average_logits(
     student: Tensor, level: Tensor, spans: Tensor, starts: Tensor, tokens: Tensor
 ) -> Tensor:
-    """Return the mean raw logit of each span's tokens, less the level where it starts."""
+    """Return the mean raw logit of each span's tokens minus the log-normalizer at its start."""
     logits = student.gather(-1, tokens[:, None])[:, 0] + level
     sizes = spans[starts, 0].long()
     numbers = torch.arange(len(starts), device=logits.device).repeat_interleave(sizes)

@@ -1,3 +1,3 @@
-"""Texts that are remembered from earlier steps (Skill-SD, arXiv 2604.10674)."""
+"""A memory of texts from earlier steps (Skill-SD, arXiv 2604.10674)."""
 
 PARTS = {"notes": ["memory"]}

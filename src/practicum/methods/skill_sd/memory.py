@@ -1,8 +1,8 @@
-"""Experience: the newest texts of another note, kept over steps and resumed (OEL 2603.16856).
+"""Experience: the newest texts of another note, kept across steps and checkpoints (OEL 2603.16856).
 
-With `choose: ucb` a bandit shows one of them (Skill-SD 2604.10674), by the bound of UCB1
-(10.1023/A:1013689704352). A text's first try is the success of the answers that it is about, and
-each step that shows it is one more, with the success of the answers that have it.
+With `choose: ucb` a bandit selects one of the texts (Skill-SD 2604.10674), by the bound of UCB1
+(10.1023/A:1013689704352). The first trial of a text is the success of the answers that it is about.
+Each step that shows the text adds a trial, with the success of the answers that were given the text.
 """
 
 import json
@@ -26,22 +26,22 @@ class Config(NoteConfig):
 
     type: Literal["memory"] = "memory"
     note: str = Field(description="the note to keep texts of")
-    keep: int = Field(default=8, ge=1, description="the newest different texts to keep")
+    keep: int = Field(default=8, ge=1, description="number of distinct texts to keep, newest first")
     scope: Literal["run", "prompt"] = Field(
-        default="run", description="one memory for all prompts, or one for each"
+        default="run", description="one memory for all prompts, or one per prompt"
     )
     choose: Literal["all", "ucb"] = Field(
         default="all",
-        description="show all of them, or the one that may have the greatest mean reward",
+        description="show all texts, or the text with the highest upper confidence bound",
     )
     exploration: float = Field(
-        default=1.4, ge=0, description="ucb: what a text gains by having been shown seldom"
+        default=1.4, ge=0, description="ucb: weight of the exploration bonus for rarely shown texts"
     )
 
     def find_problems(
         self, name: str, notes: Sequence[str], models: Mapping[str, Capabilities]
     ) -> list[str]:
-        """Return a line if the recipe lacks the note to keep."""
+        """Return an error line if the recipe lacks the note to keep."""
         other_notes = [note for note in notes if note != name]
         if self.note in other_notes:
             return []
@@ -50,22 +50,22 @@ class Config(NoteConfig):
         ]
 
     def follows_student(self, models: Mapping[str, Capabilities]) -> bool:
-        """Return True: it is what all steps before left behind."""
+        """Return True: the memory depends on all earlier steps."""
         return True
 
 
 class KeptExperience(Note):
-    """The newest texts by prompt, or under one key for all; see `practicum.ports.notes.Note`."""
+    """The newest texts, per prompt or for the whole run; see `practicum.ports.notes.Note`."""
 
     def __init__(self, config: Config, name: str) -> None:
         self._config = config
         self._name = name
         self._texts: dict[str, list[str]] = {}
         self._tries: dict[str, dict[str, list[float]]] = {}
-        """For `ucb` the mean reward of each try of a text, by key and text."""
+        """For `ucb`, the mean reward of each trial of a text, by key and text."""
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
-        """Return what is known from the steps before this one, the newest last; None: nothing."""
+        """Return the texts of earlier steps, newest last; None without any text."""
         keys = [self._name_key(rollout) for rollout in rollouts]
         text_of = {key: self._show(key) for key in dict.fromkeys(keys)}
         return [text_of[key] for key in keys]
@@ -86,24 +86,24 @@ class KeptExperience(Note):
             bonus = self._config.exploration * math.sqrt(math.log(total) / len(rewards))
             return math.fsum(rewards) / len(rewards) + bonus
 
-        # Of equals the newest: what it says is of the newest student.
+        # Break ties by the newest text, which is about the newest student.
         return max(reversed(texts), key=bound)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Keep the step's texts, and what came of those that it showed."""
+        """Store the step's texts, and the rewards of the texts that the step showed."""
         rollouts = [datum.rollout for datum in data]
         for rollout in rollouts:
             text = rollout.notes.get(self._config.note, "").strip()
             if not text:
                 continue
             texts = self._texts.setdefault(self._name_key(rollout), [])
-            # A text that comes again counts as new, and is kept once.
+            # A repeated text counts as new, and is stored only once.
             texts[:] = [*(old for old in texts if old != text), text][-self._config.keep :]
         if self._config.choose == "ucb":
             self._count_tries(rollouts)
 
     def _count_tries(self, rollouts: Sequence[Rollout]) -> None:
-        """Add a try to the texts that the rollouts showed, and one to those that are about them."""
+        """Add a trial to each text that the rollouts were given, and to each text about them."""
         for note in (self._name, self._config.note):
             rewards = group_pairs(
                 ((self._name_key(rollout), rollout.notes[note].strip()), rollout.reward)
@@ -129,7 +129,7 @@ class KeptExperience(Note):
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from saved texts and tries."""
+        """Restore saved texts and trials."""
         tables = {name: json.loads(bytes(tensors[name].tolist()).decode()) for name in tensors}
         self._texts = tables.get("texts", {})
         self._tries = tables.get("tries", {})
@@ -139,5 +139,5 @@ class KeptExperience(Note):
 
 
 def build(config: Config, context: NoteContext) -> Note:
-    """Begin with nothing known."""
+    """Build an empty memory."""
     return KeptExperience(config, context.name)

@@ -1,8 +1,8 @@
-"""Turns of the student's conversations, each an answer to what was said before it (2603.10165).
+"""Split the student's conversations into turns, each a separate answer (OpenClaw-RL 2603.10165).
 
-A turn keeps its tokens as they were sampled, after the very tokens of the conversation before it. Its
-reward is the task's for the conversation up to it. Turns of the same place are compared with each
-other, as those of one prompt, where an objective compares answers.
+A turn keeps its sampled tokens, and its prompt consists of the exact tokens of the conversation
+before it. Its reward is the task's reward of the conversation up to the turn. Objectives that compare
+the answers to a prompt compare turns at the same position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from practicum.text.stored import add_tokens
 from practicum.types import FAILURES, Rollout, Turn
 
 NEXT_STATE = "next_state"
-"""The note with what was said next; an environment writes it of a conversation's last turn."""
+"""The note with the reply to a turn; for the last turn, the environment writes this note."""
 
 
 class Config(SourceConfig):
-    """The student converses, and each of its turns is an answer of its own (OpenClaw-RL 2603.10165).
+    """The student converses, and each turn is a separate answer (OpenClaw-RL 2603.10165).
 
-    Its prompt is the conversation before it, and its note `next_state` the reply. A turn that nobody
-    replied to has no loss.
+    The prompt of a turn is the conversation before it, and its note `next_state` is the reply. A turn
+    without a reply has no loss.
     """
 
     type: Literal["turns"] = "turns"
@@ -41,14 +41,14 @@ class Config(SourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class TurnSplitter:
-    """A source that splits conversations: the student that holds them, and the task."""
+    """Samples conversations of the student and splits them into turns, rewarded by `task`."""
 
     sampler: RolloutSampler
     student: SamplingClient
     task: Task
 
     def collect(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
-        """Return one rollout for each turn of the student's, conversation by conversation."""
+        """Return one rollout for each student turn, conversation by conversation."""
         return [
             turn
             for conversation in self.sampler.sample_student(keys, self.student)
@@ -56,7 +56,7 @@ class TurnSplitter:
         ]
 
     def _split(self, conversation: Rollout) -> Iterator[Rollout]:
-        """Yield the student's turns of a conversation, from the first on."""
+        """Yield the student's turns of a conversation in order."""
         start = number = 0
         for place, turn in enumerate(conversation.turns):
             if turn.role == "assistant":
@@ -99,7 +99,7 @@ class TurnSplitter:
 
 
 def _list_replies(later: Sequence[Turn]) -> list[str]:
-    """Return what others said before the student spoke again."""
+    """Return the texts of other speakers up to the student's next turn."""
     texts = []
     for turn in later:
         if turn.role == "assistant":

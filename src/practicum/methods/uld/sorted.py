@@ -1,4 +1,4 @@
-"""Probabilities of two vocabularies are compared by rank, as ULD and GOLD do."""
+"""Compare the probabilities of two vocabularies by rank, as ULD and GOLD do."""
 
 from typing import ClassVar, Literal
 
@@ -13,10 +13,10 @@ from practicum.objective.signal_call import Full, SignalCall
 
 
 class Config(SignalCall):
-    """The L1 distance of sorted probabilities, without regard to their tokens (ULD 2402.12030).
+    """The L1 distance of sorted probabilities, independent of their tokens (ULD 2402.12030).
 
-    With `matched` the tokens that both vocabularies have are compared by the divergence, times
-    their share of the teacher's vocabulary, and the others are sorted (GOLD).
+    With `matched` the tokens that both vocabularies have are compared by the divergence, weighted by
+    their share of the teacher's vocabulary, and the remaining tokens are sorted (GOLD).
     """
 
     type: Literal["sorted"] = "sorted"
@@ -31,7 +31,7 @@ class Config(SignalCall):
         return Full()
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative, and a divergence that nothing reads."""
+        """Refuse every estimator except the derivative, and a divergence that would be ignored."""
         if not gradient.pathwise or not plain:
             return (
                 "signal 'sorted' differentiates a distance to the teacher itself; leave out target "
@@ -39,17 +39,15 @@ class Config(SignalCall):
             )
         if not self.matched and divergence != "reverse_kl":
             return (
-                "signal 'sorted' has a distance of its own; leave out divergence, or write "
-                "sorted(matched=true), whose matched tokens it compares"
+                "signal 'sorted' has a fixed distance; leave out divergence, or set "
+                "sorted(matched=true) to compare the matched tokens by the divergence"
             )
         return None
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
         """Refuse a clip of tokens."""
         if clip == "entries":
-            return (
-                "clip 'entries' is of tokens, and sorted probabilities have none; write clip: loss"
-            )
+            return "clip 'entries' needs tokens, and sorted probabilities have none; set clip: loss"
         return None
 
     def compare(self, comparison: SignalComparison) -> Tensor:
@@ -60,9 +58,9 @@ class Config(SignalCall):
 def compare_by_rank(comparison: SignalComparison, *, matched: bool) -> Tensor:
     """Return the distance of sorted probabilities at each position, differentiable in the student.
 
-    With `matched` it is the divergence of the tokens that both have, times their share of the
-    teacher's vocabulary, plus the distance of all others times the rest (GOLD). Raises TeacherError
-    for a teacher whose other tokens are known by their sum only.
+    With `matched` it is the divergence of the tokens that both vocabularies have, times their share
+    of the teacher's vocabulary, plus the distance of all remaining tokens times the remaining share
+    (GOLD). Raises TeacherError for a teacher that only reports the sum of its other tokens.
     """
     student, teacher = comparison.student, comparison.teacher
     full, unshared = teacher.full, teacher.own
@@ -71,16 +69,16 @@ def compare_by_rank(comparison: SignalComparison, *, matched: bool) -> Tensor:
         return _sum_matched(comparison, student, full) if matched else sorted_l1(student, full)
     if unshared is None:
         raise TeacherError(
-            f"signal 'sorted' reads every token of the {comparison.against}, and of several teachers of "
-            "other vocabularies only the common ones are known; write signal: full, or one teacher"
+            f"signal 'sorted' reads every token of the {comparison.against}, and several teachers of "
+            "other vocabularies only give their common tokens; set signal: full, or use one teacher"
         )
-    # The bucket is left out: its tokens are ranked one by one.
+    # Exclude the bucket, because its tokens are ranked individually.
     is_shared = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
     is_shared[teacher.outside] = False
     shared = is_shared.nonzero()[:, 0]
     if not matched:
         return sorted_l1(student, torch.cat([full[:, shared], unshared], dim=-1))
-    # The published weight counts tokens of the vocabulary, whatever mass is on them.
+    # The published weight counts the tokens of the vocabulary, not their probability mass.
     weight = len(shared) / (len(shared) + unshared.shape[-1])
     ranked = sorted_l1(student[:, teacher.outside], unshared)
     same = _sum_matched(comparison, student[:, shared], full[:, shared])

@@ -1,4 +1,4 @@
-"""Student and teacher are compared in the teacher's vocabulary, as X-Token's P-KL does."""
+"""Compare student and teacher in the teacher's vocabulary, as X-Token's P-KL does."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -23,7 +23,10 @@ SPELLINGS = "spellings"
 
 
 class Spelled(Full):
-    """The same with how the teacher writes the tokens that it lacks; only this signal asks for it."""
+    """The full distribution with the teacher's spellings of the tokens that it lacks.
+
+    Only this signal requests it.
+    """
 
     reads_more: ClassVar[bool] = True
 
@@ -33,12 +36,12 @@ class Spelled(Full):
 
 
 class Config(SignalCall):
-    """The student's distribution carried over to the teacher's vocabulary, compared there.
+    """The divergence in the teacher's vocabulary, of the projected student distribution.
 
-    The probability of a token that the teacher lacks goes to the tokens by which the teacher writes
-    its text, by the powers of `decay` (P-KL of X-Token 2605.21699). With `paired` a token whose
-    largest part is at least that is compared with the token that gets it, and all others are sorted
-    (H-KL).
+    The probability of a token that the teacher lacks is distributed over the teacher tokens that
+    spell its text, by powers of `decay` (P-KL of X-Token 2605.21699). With `paired`, if the largest
+    weight of a token is at least `paired`, the token is compared with the teacher token that has
+    this weight; all other tokens are compared by rank (H-KL).
     """
 
     type: Literal["projected"] = "projected"
@@ -54,7 +57,7 @@ class Config(SignalCall):
         return Spelled()
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
-        """Refuse every estimator but the derivative."""
+        """Refuse every estimator except the derivative."""
         if gradient.pathwise and plain:
             return None
         return (
@@ -70,10 +73,10 @@ class Config(SignalCall):
 def compare_projected(
     comparison: SignalComparison, decay: float, paired: float | None = None
 ) -> Tensor:
-    """Return the divergence at each position in the teacher's vocabulary, or with `paired` by pairs.
+    """Return the divergence at each position in the teacher's vocabulary, or by pairs with `paired`.
 
-    A token of the teacher's that no token of the student's leads to has the smallest tail, which is
-    constant. Raises TeacherError for a teacher that does not tell how it writes what it lacks.
+    A teacher token that receives no student probability has a small constant probability. Raises
+    TeacherError for a teacher that does not report how it spells the tokens that it lacks.
     """
     student, teacher = comparison.student, comparison.teacher
     full = teacher.full
@@ -84,7 +87,7 @@ def compare_projected(
     if spellings is None or unshared is None:
         raise TeacherError(
             f"signal 'projected' needs to know how the {comparison.against} writes the tokens that it "
-            "lacks, which one teacher of type translated tells; write signal: full"
+            "lacks, which only a single teacher of type translated reports; set signal: full"
         )
     size = student.shape[-1]
     is_shared = torch.ones(size, dtype=torch.bool, device=student.device)
@@ -99,7 +102,7 @@ def compare_projected(
     probs = project(student, shared, tokens, columns, weights, width)
     is_reached = torch.zeros(width, dtype=torch.bool, device=student.device)
     is_reached[torch.cat([shared, columns[weights > 0]])] = True
-    # The student's own tokens are columns too, which neither side gives any mass.
+    # Drop the columns of tokens that only the student has, which have no mass on either side.
     reached = torch.where(is_reached, probs, SMALLEST_TAIL).clamp(min=SMALLEST).log()
     target = torch.cat([full[:, :-1], unshared], dim=-1)
     used = torch.cat([is_shared, is_reached.new_ones(unshared.shape[-1])]).nonzero()[:, 0]
@@ -114,12 +117,12 @@ def _compare_pairs(
     columns: Tensor,
     is_shared: Tensor,
 ) -> Tensor:
-    """Return the divergence of paired tokens and the distance of all others by rank (H-KL)."""
+    """Return the divergence of paired tokens plus the distance by rank of all other tokens (H-KL)."""
     same = comparison.contributions(student[:, tokens], target[:, columns])
     unpaired = torch.ones(student.shape[-1], dtype=torch.bool, device=student.device)
     unpaired[tokens] = False
     unpaired_columns = torch.ones(target.shape[-1], dtype=torch.bool, device=student.device)
-    # Columns of the student's own tokens are no tokens of the teacher's.
+    # Exclude the columns of tokens that only the student has.
     unpaired_columns[: len(is_shared)] = is_shared
     unpaired_columns[columns] = False
     ranked = sorted_l1(student[:, unpaired], target[:, unpaired_columns])

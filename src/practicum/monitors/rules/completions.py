@@ -82,13 +82,13 @@ def judge_length(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M7",
     "length hacking",
-    "{level:g} nats and twice its error above the other tokens, on 5 % of all tokens",
+    "{level:g} nats and twice its error above all unrepeated tokens, on 5 % of all tokens",
     (patches.add_dataset_answers, patches.halve_learning_rate),
     "2604.08527",
     level=0.1,
 )
 def judge_length_hacking(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The teacher prefers repeated tokens to the others, by more than twice the error."""
+    """The teacher prefers repeated to unrepeated tokens, by more than twice the error."""
     readings = view.get_all("repeated_gap", "repeated_gap_error", "repeated_tokens")
     if readings is None:
         return None

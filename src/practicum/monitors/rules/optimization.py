@@ -54,7 +54,7 @@ def judge_gradient_spike(view: StepView, limits: Thresholds) -> RuleResult | Non
     change=0.1,
 )
 def judge_gradient_collapse(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The gradient vanishes while the divergence stays."""
+    """The gradient vanishes while the divergence does not fall."""
     norm, norm_base = view.smooth("grad_norm"), view.get_baseline("grad_norm")
     kl, kl_base = view.smooth("reverse_kl"), view.get_baseline("reverse_kl")
     if norm is None or norm_base is None or kl is None or kl_base is None:
@@ -153,7 +153,8 @@ def judge_engagement(view: StepView, limits: Thresholds) -> RuleResult | None:
 )
 def judge_empty_updates(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Updates for which filters, weights and advantages left no token to train on."""
-    # An update left out for a number that is not finite trains on nothing either: M1 reports it.
+    # An update that was skipped because of a number that is not finite also trains on nothing: M1
+    # reports it.
     if "empty_updates" not in view.row or view.row.get("nonfinite"):
         return None
     count = view.row["empty_updates"]

@@ -1,4 +1,4 @@
-"""Rules about what is measured of success: rewards, held-out accuracy and divergence."""
+"""Rules about measures of success: rewards, held-out accuracy and divergence."""
 
 from practicum.monitors import patches
 from practicum.monitors.history import StepView
@@ -28,7 +28,7 @@ def judge_heldout_accuracy(view: StepView, limits: Thresholds) -> RuleResult | N
     """Held-out accuracy below the start's by more than chance; twice in a row counts double."""
     if "heldout_gain_high" not in view.row:
         return None
-    # The first evaluation has none before it, so its score is 1 at most.
+    # The first evaluation has no earlier evaluation, so its score is at most 1.
     bounds = view.get_last("heldout_gain_high", 2)
     *before, is_worse = [bound < require_limit(limits.level) for bound in bounds]
     score = 1.0 + sum(before) if is_worse else 0.0
@@ -44,7 +44,7 @@ def judge_heldout_accuracy(view: StepView, limits: Thresholds) -> RuleResult | N
     level=0.8,
 )
 def judge_settled_prompts(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """Prompts whose completions are all right or all wrong, if the objective uses rewards."""
+    """Prompts with only right or only wrong completions, if the objective uses rewards."""
     share = view.smooth("settled_prompts", 5) if view.facts.has_rewards else None
     if share is None:
         return None
@@ -62,7 +62,7 @@ def judge_settled_prompts(view: StepView, limits: Thresholds) -> RuleResult | No
     change=0.1,
 )
 def judge_overconfidence(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """Held-out completions are more confident than right, and more so by more than chance."""
+    """Held-out completions are over-confident, and over-confidence grew by more than chance."""
     readings = view.get_all("heldout_overconfidence", "heldout_surer", "heldout_surer_low")
     if readings is None:
         return None
@@ -85,8 +85,8 @@ def judge_overconfidence(view: StepView, limits: Thresholds) -> RuleResult | Non
 )
 def judge_plateau(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Held-out accuracy no longer rises, once it is above the level."""
-    # Patience, as in early stopping. The accuracy to exceed is that of the last rise that counted,
-    # at first the accuracy before training, so that many small rises count together.
+    # Patience, as in early stopping. The accuracy to exceed is the accuracy at the last counted
+    # rise, at first the accuracy before training, so that many small rises count together.
     accuracies = view.history.get_evaluations("heldout_accuracy")
     first_gain = view.history.get_first("heldout_gain", 1)
     if "heldout_accuracy" not in view.row:
@@ -114,7 +114,7 @@ def judge_plateau(view: StepView, limits: Thresholds) -> RuleResult | None:
     persistence=3,
 )
 def judge_scorer_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """A scorer that a term learns from rewards more and more what the verifier does not."""
+    """A scorer that a term learns from rewards more and more answers that the verifier rejects."""
     reward, reward_base = view.smooth("reward", 5), view.get_baseline("reward")
     if reward is None or reward_base is None:
         return None
@@ -124,7 +124,7 @@ def judge_scorer_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
         gap, base = view.smooth(name, 5), view.get_baseline(name)
         if gap is None or base is None:
             continue
-        # Without right answers there is no agreement to be measured, and none to trust.
+        # Without right answers, agreement cannot be measured.
         agreement = view.smooth(f"scorer-{scorer}/agreement", 5)
         is_trusted = agreement is not None and agreement > require_limit(limits.level)
         is_better = reward > reward_base
@@ -144,7 +144,8 @@ def judge_scorer_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
     persistence=1,
 )
 def judge_distance(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The held-out divergence to the teacher compared with that before training, in a run without rewards."""
+    """The held-out divergence to the teacher compared with its value before training, without
+    rewards."""
     return None if view.facts.has_rewards else _judge_heldout_divergence(view, limits)
 
 
@@ -158,7 +159,8 @@ def judge_distance(view: StepView, limits: Thresholds) -> RuleResult | None:
     persistence=1,
 )
 def judge_distance_with_rewards(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The held-out divergence to the teacher compared with that before training, in a run with rewards."""
+    """The held-out divergence to the teacher compared with its value before training, with
+    rewards."""
     return _judge_heldout_divergence(view, limits) if view.facts.has_rewards else None
 
 

@@ -1,4 +1,4 @@
-"""Rules about student and teacher: how far apart they are, and whether there is anything to learn."""
+"""Rules about student and teacher: their distance, and whether the student can still learn."""
 
 from itertools import pairwise
 from statistics import median
@@ -25,7 +25,7 @@ from practicum.monitors.table import (
     change=0.01,
 )
 def judge_stall(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """Overlap stays flat below its maximum for 30 steps while divergence stays flat and high."""
+    """Overlap is flat below its maximum for 30 steps while divergence is flat and high."""
     overlap, divergence = view.get_last("overlap", 30), view.get_last("reverse_kl", 30)
     base = view.get_baseline("reverse_kl")
     if "overlap" not in view.row or base is None or min(len(overlap), len(divergence)) < 30:
@@ -89,7 +89,7 @@ def judge_student_entropy(view: StepView, limits: Thresholds) -> RuleResult | No
     entropy, base = view.smooth("student_entropy"), view.get_baseline("student_entropy")
     if entropy is None or base is None:
         return None
-    # The entropy of completions that end at once is that of one stop token: M33 reports them.
+    # In completions that end at once, the entropy is the entropy of one stop token: M33 reports them.
     is_silent = (view.smooth("empty") or 0.0) > 0.5
     score = max(require_limit(limits.change) * base, require_limit(limits.level)) / max(
         entropy, TINY
@@ -132,7 +132,7 @@ def judge_dominant_tokens(view: StepView, limits: Thresholds) -> RuleResult | No
     results = []
     if far is not None:
         results.append(RuleResult("far_gaps", far, far / level))
-    # The fewer tokens hold half of the divergence, the worse, so this ratio is the other way up.
+    # This ratio is inverted, because fewer tokens with half of the divergence are worse.
     if few is not None:
         results.append(RuleResult("concentration", few, level / max(few, TINY)))
     return find_worst(results)
@@ -157,7 +157,7 @@ def judge_teacher_health(view: StepView, limits: Thresholds) -> RuleResult | Non
 @MONITORS.enter_as(
     "M22",
     "no signal",
-    "at most {level:g} of the completions differ from the teacher by 0.0001 nats a token",
+    "at most {level:g} of the completions differ from the teacher by 0.0001 nats per token",
     (patches.add_dataset_answers, patches.double_completions),
     "TRL, issue 2217",
     level=0.0,
@@ -205,7 +205,7 @@ def judge_teacher_shares(view: StepView, limits: Thresholds) -> RuleResult | Non
     persistence=2,
 )
 def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The divergence right after the teacher is copied anew, against the step before."""
+    """The divergence right after a new copy of the teacher, against the step before."""
     divergence, period = view.get_last("reverse_kl", 2), view.facts.refresh_period
     if period is None or view.step == 1 or (view.step - 1) % period or len(divergence) < 2:
         return None
@@ -249,7 +249,7 @@ def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
     persistence=1,
 )
 def judge_constancy(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """Completions whose tokens the teacher all finds equally likely: it has lost its weights."""
+    """Completions with the same teacher score for every token: the teacher has lost its weights."""
     share = view.row.get("constant_teacher")
     if share is None:
         return None

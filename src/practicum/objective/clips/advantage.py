@@ -30,6 +30,6 @@ class Config(ClipCall):
         if not self.low <= 0.0 <= self.high:
             raise ValueError(
                 f"clip 'advantage' needs low <= 0 <= high, got {self.low} and {self.high}: "
-                "another band turns the sign of some"
+                "a band without 0 changes the sign of some advantages"
             )
         return self

@@ -8,14 +8,14 @@ REFUSED = {
         "k1 back-propagated has an expected gradient of zero; write score_function, "
         "which has it as a reward and gives the gradient of reverse KL"
     ),
-    "k2": "k2 back-propagated is called k2_surrogate here: its gradient is that of reverse KL",
+    "k2": "k2 back-propagated is called k2_surrogate here: it has the gradient of reverse KL",
     "k3": (
         "k3 back-propagated has the gradient of forward KL; write score_function with divergence: "
         "forward_kl for that, or k2_surrogate for reverse KL"
     ),
     "value_as_reward": (
         "a divergence's value at a state says nothing about the token that was sampled there; "
-        "write score_function, whose advantage is that of the divergence (r f'(r) - f(r))"
+        "write score_function, which has the divergence's advantage (r f'(r) - f(r))"
     ),
 }
 """The names that are refused, each with its real effect and what to write instead."""

@@ -7,7 +7,7 @@ from practicum.objective.signal_call import SignalCall
 
 
 class Config(SignalCall):
-    """The student's entropy at each token, which the term raises; no teacher and no reward is asked.
+    """The student's entropy at each token, to be raised; no teacher and no reward is needed.
     The bonus of equation 9 of PPO (1707.06347); its c2 is the coefficient.
     """
 

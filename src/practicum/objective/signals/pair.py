@@ -50,12 +50,12 @@ class Config(SignalCall):
             return None
         return (
             "adds up the losses of its members, and a loss of pairs is no sum over teachers; write "
-            "kind: geometric in the pool, whose log-probability is the members' mean"
+            "kind: geometric in the pool, which averages the members' log-probabilities"
         )
 
     @property
     def by_reward(self) -> bool:
-        """Return True if the reward chooses."""
+        """Return True if the reward chooses the pairs."""
         return self.choose in ("reward", "low_reward")
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
@@ -63,6 +63,6 @@ class Config(SignalCall):
         if divergence == "reverse_kl" and plain and gradient == ScoreFunction():
             return None
         return (
-            "signal 'pair' has a loss of its own; leave out target, divergence and estimator, and "
+            "signal 'pair' defines its own loss; leave out target, divergence and estimator, and "
             f"write pair(LOSS) with LOSS one of {', '.join(PAIR_LOSSES)}"
         )

@@ -1,4 +1,4 @@
-"""One reward a completion, from the verifier."""
+"""One reward per completion, from the verifier."""
 
 from typing import ClassVar, Literal
 
@@ -8,12 +8,12 @@ from practicum.objective.signal_call import AdvantageName, SignalCall
 
 
 class Config(SignalCall):
-    """One reward a completion, from the verifier; no teacher is asked.
+    """One reward per completion, from the verifier; no teacher is needed.
 
     `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
     `among=source` compares only the completions of the term's source (HDPO 2603.23871). `unit=turn`
-    compares what follows each turn of a conversation: the environment's rewards from it on, and the
-    completion's. `unit=episode` compares their sum over the whole conversation.
+    compares the return of each turn of a conversation: the environment's rewards from this turn on,
+    plus the completion's reward. `unit=episode` compares the return of the whole conversation.
     """
 
     type: Literal["score"] = "score"
@@ -51,11 +51,11 @@ class Config(SignalCall):
                 "arguments"
             )
         if self.unit == "turn" and ADVANTAGES[self.advantage].anchored:
-            return f"advantage {self.advantage!r} is of whole answers; leave out unit=turn"
+            return f"advantage {self.advantage!r} is for whole answers; leave out unit=turn"
         return None
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
-        """Refuse to compare the answers of one writer among those of all."""
+        """Refuse `among=source` if the term trains on the answers of all writers."""
         if self.among and source == "all":
             return "among=source compares the answers of one writer; write source: student"
         return None

@@ -7,7 +7,7 @@ from practicum.objective.signal_call import SignalCall
 
 
 class Config(SignalCall):
-    """The rollout's own tokens are the label, whoever wrote them; no teacher is asked.
+    """The rollout's own tokens are the label, for any writer; no teacher is needed.
     SFT, SeqKD 1606.07947.
     """
 
@@ -17,7 +17,7 @@ class Config(SignalCall):
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse everything but the cross-entropy of the label."""
         if divergence != "ce":
-            return "signal 'text' has one label a token, the token itself; write divergence: ce"
+            return "signal 'text' has one label per token, the token itself; write divergence: ce"
         if not gradient.pathwise or not plain:
             return (
                 "signal 'text' is its own target and is differentiated itself; "

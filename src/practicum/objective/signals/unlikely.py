@@ -13,7 +13,7 @@ from practicum.objective.signal_call import SignalCall
 
 class Config(SignalCall):
     """A fixed `advantage` for tokens that the student finds less likely than `threshold`.
-    No teacher and no reward is asked: a control of what a teacher adds (2608.31046).
+    No teacher and no reward is needed: a control that shows the effect of a teacher (2608.31046).
     """
 
     type: Literal["unlikely"] = "unlikely"
@@ -32,9 +32,9 @@ class Config(SignalCall):
         )
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
-        """Refuse a reward beside the fixed advantage."""
+        """Refuse a reward in addition to the fixed advantage."""
         if has_reward:
-            return "signal 'unlikely' has an advantage of its own; leave out reward"
+            return "signal 'unlikely' has a fixed advantage; leave out reward"
         return None
 
     def compute_fixed_advantage(self, logprobs: Float[Tensor, " T"]) -> Float[Tensor, " T"]:

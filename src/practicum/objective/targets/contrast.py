@@ -1,4 +1,4 @@
-"""The teacher, away from the reference."""
+"""The teacher's distribution, moved away from the reference."""
 
 from typing import Literal
 

@@ -53,7 +53,7 @@ class Config(TargetCall):
     def _list_factors(
         self, teacher: Tensor, student: Tensor, reference: Tensor | None
     ) -> list[tuple[float, Tensor]]:
-        """Return the exponents with their models, those that have an exponent and a distribution."""
+        """Return the exponents and models, without zero exponents and missing distributions."""
         pairs = ((self.teacher, teacher), (self.student, student), (self.reference, reference))
         return [
             (exponent, logprobs)

@@ -10,7 +10,7 @@ from practicum.objective.target_call import TargetCall
 
 
 class Config(TargetCall):
-    """The teacher's distribution at a temperature (0: its likeliest token as a label)."""
+    """The teacher's distribution at a temperature (0: its most likely token as a label)."""
 
     type: Literal["teacher"] = "teacher"
     temperature: float = Field(default=1.0, ge=0)

@@ -1,5 +1,5 @@
-"""Objects of Python in the place of a teacher, a task or a scorer; `practicum.distill` names them.
+"""Python objects used as a teacher, a task or a scorer; they are passed to `practicum.distill`.
 
-Each module is a plug-in as another package would write it. Its settings hold the object, and a
-saved recipe the object's type and the digest of its code.
+Each module is a plug-in like the plug-ins of other packages. Its settings hold the object; a saved
+recipe holds the object's type and the digest of its code.
 """

@@ -1,4 +1,4 @@
-"""The settings of an object of Python: the object, or the name of an object that was given."""
+"""The settings of a Python object: the object, or the name of an object that was passed earlier."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -14,16 +14,16 @@ GivenObject = Annotated[
     SkipJsonSchema[Any],
     PlainSerializer(name_object, return_type=str),
 ]
-"""An object of Python in a recipe, which saves `module:name` of the object or of its class."""
+"""A Python object in a recipe, saved as `module:name` of the object or of its class."""
 
 
 class GivenConfig(FrozenConfig):
-    """The settings of a part of a recipe that is an object of Python."""
+    """The settings of a part of a recipe that is a Python object."""
 
     role: ClassVar[str]
     """The argument of `practicum.distill` that takes the object."""
     accepted: ClassVar[str]
-    """The types of objects that this place takes, in words."""
+    """A description of the types of objects that are accepted here."""
 
     object: GivenObject = Field(description="an object of Python, or `module:name` of one")
     digest: str | None = Field(
@@ -48,7 +48,7 @@ class GivenConfig(FrozenConfig):
     def load(self) -> Any:
         """Return the object, imported if the recipe only names it.
 
-        Raises RecipeError if the name belongs to an object that only its run had.
+        Raises RecipeError if the name belongs to an object that only existed in its run.
         """
         if not isinstance(self.object, str):
             return self.object
@@ -64,14 +64,14 @@ class GivenConfig(FrozenConfig):
 
 
 def describe_refusal(entry: Any, accepted: str) -> str:
-    """Return the text for an object of a type that a place does not take."""
+    """Return the message for an object of a type that is not accepted."""
     if isinstance(entry, type):
         return f"the class {entry.__name__} is not accepted; give an object, {entry.__name__}(...)"
     return f"an object of type {type(entry).__name__} is not accepted; give {accepted}"
 
 
 def explain_absence(role: str, name: str) -> str:
-    """Return the text for an object that the run was started with and that is not here."""
+    """Return the message for an object that the run was started with and that is missing now."""
     return (
         f"{role}: the run was started with an object of Python, {name}, which is not stored in its "
         f"folder; give the object again: practicum.distill({role}=..., resume=True)"

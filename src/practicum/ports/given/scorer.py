@@ -1,4 +1,4 @@
-"""A scorer that is an object of Python: a function `(prompt, answer) -> float`, or a `Scorer`."""
+"""A scorer that is a Python object: a function `(prompt, answer) -> float`, or a `Scorer`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
@@ -40,14 +40,14 @@ class Config(ScorerSettings, GivenConfig):
 
 
 class FunctionScorer(Scorer):
-    """A scorer that asks a function about each answer."""
+    """A scorer that calls a function for each answer."""
 
     def __init__(self, function: Callable[[Prompt, str], Any]) -> None:
         self._function = function
         self._name = name_object(function)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
-        """Return the function's number for each answer; undecided where it gives none."""
+        """Return the function's number for each answer; undecided where it returns none."""
         return [self._judge(rollout) for rollout in rollouts]
 
     def _judge(self, rollout: Rollout) -> Judgement:
@@ -60,6 +60,6 @@ class FunctionScorer(Scorer):
 
 
 def build(config: Config, context: ScorerContext) -> Scorer:
-    """Return the scorer, or one around the function."""
+    """Return the scorer, or a scorer around the function."""
     entry = config.load()
     return entry if isinstance(entry, Scorer) else FunctionScorer(entry)

@@ -1,4 +1,4 @@
-"""A task that is an object of Python: prompts to train on, held-out prompts and a reward."""
+"""A task that is a Python object: prompts to train on, held-out prompts and a reward."""
 
 from typing import Any, ClassVar, Literal
 

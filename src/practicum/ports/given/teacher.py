@@ -1,4 +1,4 @@
-"""A teacher that is an object of Python: one `Teacher`, or anything with `score(rollouts, signal)`.
+"""A teacher that is a Python object: a `Teacher`, or any object with `score(rollouts, signal)`.
 
 `score` returns one `TeacherSignal` per rollout, or one tensor of log-probabilities: [T] of the
 rollout's tokens, or [T, V] of all tokens at each position.
@@ -37,7 +37,9 @@ DISTRIBUTIONS = Capabilities(signals=frozenset(get_args(SignalName)), writes=Fal
 """The capabilities of an object that gives the log-probabilities of all tokens."""
 
 ANYTHING = Capabilities(signals=DISTRIBUTIONS.signals)
-"""The capabilities before the object is asked, and of an object that only its run had."""
+"""The capabilities before the first call of the object, and of an object that only existed in its
+run.
+"""
 
 
 @runtime_checkable
@@ -64,7 +66,9 @@ class Config(TeacherConfig, GivenConfig):
         return isinstance(entry, ScoresRollouts) and not isinstance(entry, type)
 
     def capabilities(self) -> Capabilities:
-        """Return the object's own capabilities; those of another object are known when it is asked."""
+        """Return the object's declared capabilities; undeclared capabilities are known after its
+        first answer.
+        """
         return self.object.capabilities if isinstance(self.object, Teacher) else ANYTHING
 
 
@@ -80,11 +84,13 @@ class GivenTeacher(Teacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The object's own capabilities, or those that its first answer shows."""
+        """The object's declared capabilities, or the capabilities that its first answer shows."""
         return self._capabilities
 
     def try_out(self, prompt: Prompt, prompt_tokens: tuple[int, ...]) -> None:
-        """Ask an object that states no capabilities about two tokens, and take its form as its own."""
+        """Score two tokens with an object that declares no capabilities, to infer them from its
+        answer.
+        """
         if self._teacher is not None:
             return
         tokens = torch.tensor([0, min(1, self._vocab_size - 1)])
@@ -96,7 +102,7 @@ class GivenTeacher(Teacher):
         self._capabilities = TOKENS if signal.head is None else DISTRIBUTIONS
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return the object's signals; TeacherError if they cannot be right."""
+        """Return the object's signals; raise TeacherError if they are invalid."""
         try:
             answers = self._entry.score(rollouts, signal)
         except (PracticumError, torch.OutOfMemoryError):
@@ -197,7 +203,7 @@ class GivenTeacher(Teacher):
         return None if self._teacher is None else self._teacher.bind_prompt(prompt)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Show the object the step, if it follows the student."""
+        """Pass the step to the object, if it follows the student."""
         if self._teacher is not None:
             self._teacher.after_step(step, data)
 
@@ -212,7 +218,7 @@ class GivenTeacher(Teacher):
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Return the object as a teacher, after a first question if it states no capabilities."""
+    """Return the object as a teacher, after a trial call if it declares no capabilities."""
     teacher = GivenTeacher(config.load(), context.renderer.vocab_size)
     prompts = context.task.train_prompts() if context.task else ()
     if prompts:

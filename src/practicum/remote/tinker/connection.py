@@ -43,7 +43,7 @@ class ServiceConfig(AddressConfig):
         description="the environment variable that holds the key; none: only on this machine",
     )
     timeout: float = Field(
-        default=1800.0, gt=0, description="seconds in which something has to come back"
+        default=1800.0, gt=0, description="seconds within which the service must answer"
     )
     give_up_after: float = Field(
         default=120.0, ge=0, description="seconds without a connection that end the run"

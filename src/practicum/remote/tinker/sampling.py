@@ -58,11 +58,11 @@ class ServiceSampler(SamplingClient):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The sampled token, the service's own candidates, and those of a request."""
+        """The sampled token, the service's own candidates, and a request's candidates."""
         return self._capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Return one completion a request, each from the random stream of its seed."""
+        """Return one completion per request, each from the random stream of its seed."""
         from tinker import types
 
         refuse_stop_texts(params, f"the service at {self._connection.address}")
@@ -90,7 +90,7 @@ class ServiceSampler(SamplingClient):
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return the log-probabilities of each request's tokens, and of candidates.
 
-        The candidates are the service's likeliest tokens or those in the request.
+        The candidates are the service's most likely tokens, or the tokens that the request names.
         """
         from tinker import types
 
@@ -199,7 +199,7 @@ class ServiceSampler(SamplingClient):
     def _read_signal(self, request: ScoreRequest, answer: Any, k: int, where: str) -> TeacherSignal:
         count, length = len(request.tokens), len(request.prompt_tokens) + len(request.tokens)
         if answer.prompt_logprobs_np is None or len(answer.prompt_logprobs_np) != length:
-            raise TeacherError(f"{where} are not those of its {length} tokens; look at the service")
+            raise TeacherError(f"{where} do not match its {length} tokens; look at the service")
         last = torch.tensor(answer.prompt_logprobs_np[-count:])
         logprobs = _check_logprobs(last, torch.Size([count]), where)
         # Equal values at every token are a sign of a service that fills in a constant.
@@ -213,7 +213,7 @@ class ServiceSampler(SamplingClient):
             table = answer.topk_prompt_logprobs_np
             if table is None or table.token_ids.shape != (length, k):
                 raise TeacherError(
-                    f"{where} lack the {k} likeliest tokens that were asked for; look at the service"
+                    f"{where} lack the requested top {k} tokens; look at the service"
                 )
             ids = torch.tensor(table.token_ids[-count:]).long()
             values = torch.tensor(table.logprobs[-count:])
@@ -235,7 +235,7 @@ class ServiceSampler(SamplingClient):
                 f"{where}: the candidates weigh {mass:.4g} together; look at the service"
             )
         if _has_twins(ids):
-            raise TeacherError(f"{where}: a candidate stands twice; look at the service")
+            raise TeacherError(f"{where}: a candidate is listed twice; look at the service")
         return TeacherSignal(logprobs=logprobs, topk_ids=ids, topk_logprobs=values)
 
     def _check_ids(self, ids: Int[Tensor, "..."], where: str) -> None:

@@ -17,7 +17,7 @@ from practicum.types import Metrics, Prompt, Rollout
 
 
 class RecordedSource(SourceConfig):
-    """A source that takes recorded completions of a file, whatever its format."""
+    """The base of all sources that take recorded completions from a file."""
 
     path: str = Field(min_length=1)
 
@@ -28,7 +28,7 @@ class RecordedSource(SourceConfig):
 
     @property
     def others_speak(self) -> bool:
-        """Return True: the recorded student may have had an environment."""
+        """Return True: the recorded rollouts may contain an environment's turns."""
         return True
 
     @classmethod
@@ -60,7 +60,7 @@ class Config(RecordedSource):
 
 
 def recall(key: RolloutKey, parts: SourceParts) -> Rollout:
-    """Return a recorded completion of the key's prompt; each step has an order of its own."""
+    """Return a recorded completion of the key's prompt, in an order that differs per step."""
     batch = parts.sampler.batch
     recorded = parts.writers.archive.recorded.get(key.prompt.id, ())
     if len(recorded) < batch.n:

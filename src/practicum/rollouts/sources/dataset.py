@@ -1,4 +1,4 @@
-"""The task's rows have the answers."""
+"""Answers from the task's rows."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ from practicum.types import Rollout
 
 
 class Config(SourceConfig):
-    """The task's responses, else its answers: supervised distillation (GKD 2306.13649)."""
+    """Imitate the task's responses, otherwise its answers: supervised distillation (GKD 2306.13649)."""
 
     type: Literal["dataset"] = "dataset"
 

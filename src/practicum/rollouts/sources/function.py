@@ -1,4 +1,4 @@
-"""A function of the user's writes every answer."""
+"""Answers from a user-defined function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ def _check_function(raw: Any) -> Any:
     if isinstance(raw, str) or takes_arguments(raw, "prompt", "seed"):
         return raw
     raise ValueError(
-        f"{name_object(raw)!r} cannot take a prompt and a seed; write "
+        f"{name_object(raw)!r} cannot take a prompt and a seed; define it as "
         "def write(prompt: Prompt, seed: int) -> str"
     )
 
@@ -36,11 +36,11 @@ def _check_function(raw: Any) -> Any:
 GivenFunction = Annotated[
     str | SkipJsonSchema[Callable[..., Any]], BeforeValidator(_check_function)
 ]
-"""A function of Python, or its name `package.module:function`."""
+"""A Python function, or its name `package.module:function`."""
 
 
 class Config(SourceConfig):
-    """A function of yours writes each answer: `def write(prompt: Prompt, seed: int) -> str`.
+    """Your function writes each answer: `def write(prompt: Prompt, seed: int) -> str`.
 
     `object` is its name, `package.module:function`; from Python, `source` may be the function.
     """
@@ -64,14 +64,14 @@ class Config(SourceConfig):
     def load(self) -> Callable[[Prompt, int], Any]:
         """Return the function, imported if the recipe only names it.
 
-        Raises RecipeError if the name belongs to a function that only its run had.
+        Raises RecipeError if the name belongs to a function that was only passed from Python.
         """
         if not isinstance(self.object, str):
             return self.object
         if self.object.startswith("__main__") or not is_external(self.object):
             raise RecipeError(
-                f"rollout.source: the run was started with a function of Python, {self.object}, which "
-                "is not stored in its folder; give the function again: practicum.distill("
+                f"rollout.source: the run was started with a Python function, {self.object}, which "
+                "is not stored in its folder; pass the function again: practicum.distill("
                 'rollout={"source": ...}, resume=True)'
             )
         try:
@@ -81,7 +81,7 @@ class Config(SourceConfig):
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
-        """Return the dataset: the function's answers are learned like those of rows."""
+        """Return the dataset: the function's answers are treated like answers of rows."""
         return ("dataset",)
 
     @property

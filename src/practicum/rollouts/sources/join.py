@@ -1,4 +1,4 @@
-"""Completions of other writers beside the student's."""
+"""Completions of other writers in addition to the student's completions."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -14,10 +14,11 @@ JOINED: tuple[OtherWriter, ...] = get_args(OtherWriter)
 
 
 class Config(SourceConfig):
-    """`n` of each `other` beside the student's completions (LUFFY 2504.14945, DistiLLM-2 2503.07067).
+    """Add `n` completions of each `other` writer (LUFFY 2504.14945, DistiLLM-2 2503.07067).
 
-    `other` joins several by +, as in `teacher+reference`. `student` is the number of the student's
-    own, without it `rollout.n`; 0 leaves a prompt to the others (SPIN 2401.01335).
+    `other` names one or more writers, as in `teacher+reference`. `student` is the number of the
+    student's completions, by default `rollout.n`; with 0 the student writes nothing
+    (SPIN 2401.01335).
     """
 
     type: Literal["join"] = "join"
@@ -38,16 +39,16 @@ class Config(SourceConfig):
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
-        """Return the writers beside the student, in order."""
+        """Return the writers other than the student, in order."""
         named = self.other.split("+")
         return tuple(sorted((name for name in JOINED if name in named), key=named.index))
 
     def count_teacher_answers(self, n: int) -> float:
-        """Return the teacher's `n`."""
+        """Return `n` if the teacher is one of the writers, otherwise 0."""
         return self.n if "teacher" in self.other_writers else 0
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return the completions of each prompt: the student's, then those of each other writer."""
+        """Return the completions of each prompt: first the student's, then each other writer's."""
         batch = parts.sampler.batch
         count = batch.n if self.student is None else self.student
         writers = ["student" for _ in range(count)]

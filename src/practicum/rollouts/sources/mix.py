@@ -1,4 +1,4 @@
-"""A coin for each completion decides between the student and another writer."""
+"""Choose at random between the student and another writer for each completion."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from practicum.types import Rollout
 
 
 class Config(SourceConfig):
-    """A coin for each: the student with probability `student`, else `other` (GKD 2306.13649).
+    """Sample the student with probability `student`, otherwise use `other` (GKD 2306.13649).
 
     `other: replay` takes one of the newest student completions of earlier steps, of any prompt
     (DistiLLM 2402.03898). The student writes as long as the replay buffer is empty.
@@ -26,12 +26,12 @@ class Config(SourceConfig):
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
-        """Return the other writer; a replay is the student's."""
+        """Return the writer named in `other`; empty for a replay, which the student wrote."""
         return () if self.other == "replay" else (self.other,)
 
     @property
     def replays(self) -> bool:
-        """Return True if the other writer is the student of earlier steps."""
+        """Return True if `other` replays the student's completions of earlier steps."""
         return self.other == "replay"
 
     def count_teacher_answers(self, n: int) -> float:
@@ -49,9 +49,9 @@ class Config(SourceConfig):
             return parts.sample_writer(writers[rows[0]], group, self)
 
         # Each writer fills all of its keys in one call, so that sampling is batched. Every key has
-        # a random stream of its own, so the grouping does not change what is sampled.
+        # a separate random stream, so the grouping does not change the samples.
         rollouts = call_by_group(writers, fill)
-        # Without states: a resumed run reads the replay buffer from its rows, which hold none.
+        # Drop the states: a resumed run restores the buffer from stored rows, which have no states.
         parts.writers.archive.newest.extend(
             replace(rollout, states=None)
             for rollout, writer in zip(rollouts, writers, strict=True)
@@ -60,8 +60,8 @@ class Config(SourceConfig):
         return rollouts
 
     def _choose_writer(self, key: RolloutKey, parts: SourceParts) -> str:
-        """Return the student with its probability, and while there is nothing to replay."""
-        # Seeds are uniform below 2**63, so the seed itself is the coin.
+        """Choose the writer of a completion; the student while the replay buffer is empty."""
+        # Seeds are uniform below 2**63, so the seed itself is the random number.
         seed = compute_key_seed(parts.sampler.batch, "mix", key)
         is_student = seed < self.student * 2**63
         if is_student or (self.replays and not parts.writers.archive.newest):
@@ -72,8 +72,7 @@ class Config(SourceConfig):
 def replay(keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
     """Return old rollouts of any prompt, numbered after that prompt's keys in this batch."""
     batch, newest = parts.sampler.batch, parts.writers.archive.newest
-    # The number tells the completions of a prompt apart, so an old rollout must not bring its
-    # number along.
+    # The number distinguishes the completions of a prompt, so an old rollout needs a new number.
     counts: Counter[str] = Counter()
     for prompt in batch.prompts:
         counts[prompt.id] += batch.n

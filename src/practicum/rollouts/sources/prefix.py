@@ -1,4 +1,4 @@
-"""Another writer begins, and the student goes on."""
+"""Completions that another writer begins and the student continues."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,12 +45,12 @@ class Config(SourceConfig):
         return min(self.length, max_new_tokens)
 
     def list_problems(self, n: int, max_new_tokens: int) -> list[str]:
-        """Refuse a prefix that leaves the student nothing; one of turns counts no tokens."""
+        """Refuse a prefix that leaves no tokens to the student; a prefix of turns is never refused."""
         if self.turns is not None or self.length < max_new_tokens:
             return []
         return [
-            f"a prefix of {self.length} tokens leaves the student none of its max_new_tokens, "
-            f"{max_new_tokens}; write a shorter one, or raise max_new_tokens"
+            f"a prefix of {self.length} tokens leaves no tokens to the student, because "
+            f"max_new_tokens is {max_new_tokens}; shorten the prefix, or raise max_new_tokens"
         ]
 
     def explain_form(self, *, is_conversation: bool) -> str | None:
@@ -60,20 +60,20 @@ class Config(SourceConfig):
                 return None
             return (
                 f"rollout.source: {self.model_dump()} does not write turn by turn, and this task "
-                "answers every turn; write prefix(turns=2) for the turns that the teacher speaks "
+                "answers every turn; use prefix(turns=2) for the turns that the teacher speaks "
                 "first"
             )
         if not is_conversation and self.turns is not None:
             return (
-                f"rollout.source: {self.model_dump()} counts turns, and this task's answers have "
-                "one; write prefix(length=64) for the tokens that the teacher writes first"
+                f"rollout.source: {self.model_dump()} counts turns, and this task has single "
+                "answers; use prefix(length=64) for the tokens that the teacher writes first"
             )
         return super().explain_form(is_conversation=is_conversation)
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return the student's continuations of what teacher or dataset began.
+        """Return the student's continuations of prefixes from the teacher or the dataset.
 
-        A prefix that stops by itself has no continuation. Prefix tokens have no loss.
+        A prefix that ends with a stop token has no continuation. Prefix tokens have no loss.
         """
         sampler, student = parts.sampler, parts.writers.student
         if self.turns is not None:

@@ -15,7 +15,7 @@ class Config(SourceConfig):
     writes_segments: ClassVar[bool] = True
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return the student's completions; with segments those that have ended."""
+        """Return the student's completions; with segments, only the finished completions."""
         if parts.writers.segments is not None:
             return parts.writers.segments.collect(parts.sampler, parts.writers.student)
         return parts.sample_student(keys)

@@ -13,9 +13,9 @@ from practicum.types import Rollout
 class Config(SourceConfig):
     """The teacher writes, in its own context: sequence-level distillation (SeqKD 1606.07947).
 
-    `temperature` is the teacher's; without it the teacher samples at that of the rollouts. At 0 it
-    writes its likeliest completion. Above 1 it errs and corrects itself, like demonstrations with
-    noise (DART 1703.09327); its scores of each token stay the labels.
+    `temperature` is the teacher's sampling temperature, by default the temperature of the rollouts.
+    At 0 the teacher decodes greedily. Above 1 it makes and corrects mistakes, like demonstrations
+    with noise (DART 1703.09327), while its unmodified scores of each token remain the labels.
     """
 
     type: Literal["teacher"] = "teacher"
@@ -27,7 +27,7 @@ class Config(SourceConfig):
         return ("teacher",)
 
     def count_teacher_answers(self, n: int) -> float:
-        """Return all of them."""
+        """Return `n`: the teacher writes every answer."""
         return n
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:

@@ -1,4 +1,4 @@
-"""The rollouts of recorded traces: what a student did under another harness, token for token."""
+"""Rollouts from recorded traces of the student under another harness, token for token."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from practicum.types import Prompt, Rollout
 class Config(RecordedSource):
     """Conversations that an agent of the student recorded under another harness, token for token.
 
-    `path` has traces of the library verifiers (schema 1), one a line, with their rewards.
+    `path` has traces of the `verifiers` library (schema 1), one per line, with their rewards.
     """
 
     type: Literal["traces"] = "traces"
@@ -87,21 +87,21 @@ def _build_rollout(answer: TracedAnswer, prompt: Prompt, renderer: Renderer) -> 
 def _check_answer(
     answer: TracedAnswer, prompt: Prompt, renderer: Renderer, max_tokens: int, where: str
 ) -> None:
-    # The teacher renders the prompt in its own template, so the messages have to say all of it.
+    # The teacher renders the prompt in its own template, so the messages must contain all of it.
     rendered = renderer.render(prompt.messages)
     if answer.prompt_tokens != rendered:
         pairs = zip(answer.prompt_tokens, rendered, strict=False)
         equal = takewhile(lambda pair: pair[0] == pair[1], pairs)
         place = sum(1 for _ in equal)
         raise DataError(
-            f"{where}: the prompt of {prompt.id!r} differs from token {place} on from how this "
-            "student's template writes its messages; a trace is learned from by the student that it "
-            "was recorded with, in its system turn and template"
+            f"{where}: from token {place} on, the prompt of {prompt.id!r} differs from its messages "
+            "in this student's template; use the student that the trace was recorded with, with the "
+            "same system turn and template"
         )
     if max(answer.tokens) >= renderer.vocab_size:
         raise DataError(
             f"{where} has the token {max(answer.tokens)}, and the student's tokens end at "
-            f"{renderer.vocab_size - 1}; a trace is learned from by the student that it was recorded with"
+            f"{renderer.vocab_size - 1}; use the student that the trace was recorded with"
         )
     if len(answer.tokens) > max_tokens:
         raise DataError(

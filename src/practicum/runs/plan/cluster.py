@@ -1,4 +1,4 @@
-"""The plan of a recipe on a cluster: which GPUs do what, and what a step takes on them."""
+"""The plan of a recipe on a cluster: the work of each GPU, and the time and memory of a step."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from practicum.runs.plan.memory import (
 )
 
 LOGIT_TOKENS = 1024
-"""The tokens whose logits a GPU holds at once."""
+"""The number of tokens with logits in a GPU's memory at the same time."""
 
 BEST = 3
 """The splits that are printed."""
@@ -45,7 +45,7 @@ def parse_cluster(text: str) -> Cluster:
     match = re.fullmatch(r"(\d+)x(\w+?)(?:/(\d+))?", text.strip().lower())
     if match is None or match[2] not in GPUS or int(match[1]) < 1 or match[3] == "0":
         raise ResourceError(
-            f"--cluster {text!r} is no number of GPUs of a kind; write for example 64xh100, "
+            f"--cluster {text!r} is not a number of GPUs of a kind; use for example 64xh100, "
             f"or 64xh100/4 for nodes of 4 (known: {', '.join(GPUS)})"
         )
     gpus = int(match[1])
@@ -56,7 +56,7 @@ def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str
     """Return the forecasts of the best splits of each cluster as JSON data.
 
     `scaled` is the best split with as many more prompts as the cluster has more GPUs than the first
-    one. `refused` says why nothing fits.
+    one. `refused` is the reason why no split fits.
     """
     work = build_workload(run)
     ahead = run.recipe.rollout.max_staleness > 0
@@ -67,7 +67,7 @@ def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str
 
 
 def describe_sites(run: DryRun) -> dict[str, dict[str, float]]:
-    """Return the bytes and seconds of a step between two sites, by what is put in the second."""
+    """Return the bytes and seconds per step between two sites, by the part at the second site."""
     seconds_a_byte = 8 / (SITE_GBIT * 1e9)
     return {
         name: {"bytes": size, "seconds": size * seconds_a_byte}
@@ -77,7 +77,7 @@ def describe_sites(run: DryRun) -> dict[str, dict[str, float]]:
 
 
 def build_workload(run: DryRun) -> Workload:
-    """Return what the step of a dry run asks of its models."""
+    """Return the requests of a dry run's step to its models."""
     record, recipe = run.record, run.recipe
     prompts = [len(request.prompt_tokens) for request in record.sample_requests.get("student", ())]
     answer = run.answer_tokens
@@ -101,7 +101,7 @@ def build_workload(run: DryRun) -> Workload:
         update_tokens=read.tokens,
         update_flops=heads
         + learning.count_update_flops(record.dims, read, supervised, recompute=True),
-        # Gathered weights are counted apart: what is fixed here are casts of whole layers.
+        # Gathered weights are counted separately; the fixed part here is the casts of whole layers.
         graph=Line(0, recomputed.update.each),
         logit_bytes=count_tiles(recipe.objective)
         * LOGIT_TOKENS
@@ -116,7 +116,7 @@ def build_workload(run: DryRun) -> Workload:
 def _build_learning(run: DryRun, name: str) -> LearningWork:
     scalar = run.record.scalars[name]
     dims, learning = scalar.dims, scalar.trainable_dims
-    # Each call reads its texts anew.
+    # Each call reads its texts again.
     calls = [
         (verb, count_read_tokens([(text.prompt_tokens, len(text.tokens)) for text in texts]))
         for verb, texts in run.record.scalar_calls[name]

@@ -28,9 +28,9 @@ class DryRun:
     body: Footprint
     answer_tokens: int
     converses: bool = False
-    """True if completions are conversations, whose keys and values are kept from turn to turn."""
+    """True if completions are conversations: their keys and values are kept from turn to turn."""
     recomputed: Footprint | None = None
-    """The memory of a pass with recomputed layers, as on a cluster; None if nobody asked."""
+    """The memory of a pass with recomputed layers, as on a cluster; None if not requested."""
 
 
 def simulate_step(

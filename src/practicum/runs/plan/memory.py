@@ -25,7 +25,7 @@ FLOAT_BYTES = 4
 MIB = 2**20
 
 LIBRARY_BYTES = 96 * MIB
-"""Tokenizers, what libraries load at first use, and what the allocator keeps; measured by
+"""Tokenizers, modules that libraries load at first use, and the allocator's cache; measured by
 `python -m benchmarks plan`."""
 
 ADAPTER_FRAGMENTATION = 2
@@ -42,8 +42,8 @@ COMPARED_TILES = 5
 """Matrices of [tokens, V] that an evaluation holds for the tokens that it compares at once."""
 
 FUSED_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12
-"""Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, with its
-sampled tokens alone, and by autograd."""
+"""Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, fused
+with only its sampled tokens, and by autograd."""
 
 BYTE_UNITS = {"b": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20, "gb": 1e9, "gib": 2**30}
 
@@ -73,12 +73,12 @@ class Memory:
 
 
 def estimate_memory(run: DryRun, process: int) -> Memory:
-    """Estimate what each phase of a step takes once the optimizer has its moments.
+    """Estimate the memory of each phase of a step once the optimizer has its moments.
 
-    `process` is what Python and its libraries take, in bytes.
+    `process` is the memory of Python and its libraries in bytes.
     """
     recipe, record = run.recipe, run.record
-    # Trained weights are held in float32, whatever the student's dtype.
+    # Trained weights are stored in float32 for every dtype of the student.
     trained = FLOAT_BYTES * record.trainable_dims.parameters
     frozen = record.dims.parameters - record.trainable_dims.parameters
     vocabulary_row = FLOAT_BYTES * record.dims.vocabulary
@@ -200,7 +200,7 @@ def parse_bytes(text: str) -> int:
         size = 0
     if size <= 0:
         raise ResourceError(
-            f"--memory {text!r} is no amount of memory; write for example 8GiB or 512MiB"
+            f"--memory {text!r} is not an amount of memory; use for example 8GiB or 512MiB"
         )
     return size
 
@@ -227,7 +227,7 @@ def count_frozen_bytes(scalar: PaperScalarDims) -> int:
 
 
 def sends_hidden(run: DryRun, name: str) -> bool:
-    """Tell whether a scorer answers with hidden states instead of a number a token."""
+    """Return True if a scorer answers with hidden states instead of a number per token."""
     objective = run.recipe.objective
     signals = {"teacher": objective.signal, "reference": objective.reference_signal}
     signal = signals.get(name.partition("/")[0])
@@ -268,7 +268,8 @@ def _estimate_kept_texts(run: DryRun, conversations: int, new_tokens: int) -> di
 
 
 def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
-    """Tell whether decoding lays the student's weights out, which enough tokens must repay."""
+    """Return True if decoding lays out the student's weights, which only pays off for many
+    tokens."""
     return (
         run.recipe.student.dtype == "float32"
         and platform.machine().lower() in ("x86_64", "amd64")
@@ -278,9 +279,9 @@ def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
 
 
 def _count_kept_weights(run: DryRun) -> int:
-    """Return the bytes of the student's frozen weights whose laid-out copies outlive a step.
+    """Return the bytes of the student's frozen weights with laid-out copies that outlive a step.
 
-    The compiled step keeps them, other steps do not; it is not known which of them will decode.
+    Only the compiled step keeps such copies; the plan does not know which kind of step will decode.
     """
     record = run.record
     if not _is_prepacked(run, run.recipe.rollout.max_new_tokens):

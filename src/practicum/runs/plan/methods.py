@@ -21,7 +21,8 @@ def compare_methods(
 ) -> list[dict[str, float | str]]:
     """Return one row a method: FLOPs of generating, scoring and updating for the prompts of a step.
 
-    `answer` is the length of a completion in tokens, `n` the completions of a prompt. The teacher
+    `answer` is the length of a completion in tokens, `n` the number of completions per prompt. The
+    teacher
     reads the student's own prompts; a verifier is free; GRPO has no reference.
     """
     single, group = (_repeat_prompts(prompts, answer, count) for count in (1, GRPO_GROUP))
@@ -57,9 +58,9 @@ def find_break_even(rows: list[dict[str, float | str]]) -> float | None:
 
 
 def count_wire_bytes(tokens: int, prompt_tokens: int, teacher: ModelDims) -> dict[str, int]:
-    """Return the bytes of a step if the teacher were in another process, by the form of its signal.
+    """Return the bytes per step if the teacher were in another process, by the form of its signal.
 
-    Out: 4 bytes a token id. Back: a float32 for the sampled token; 64 candidates of 4 + 2 bytes; a
+    Sent: 4 bytes per token id. Returned: a float32 for the sampled token; 64 candidates of 4 + 2 bytes; a
     hidden state or all logits in 16 bits.
     """
     token_bytes = {

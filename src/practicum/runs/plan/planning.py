@@ -42,7 +42,8 @@ SAVINGS = (
 )
 """Overrides that save memory, the cheapest first.
 
-Those that change only rounding and time, then the place of weights, then what is trained.
+First overrides that change only rounding and time, then the placement of weights, then the trained
+weights.
 """
 
 
@@ -55,7 +56,7 @@ class StepTiming:
     answer_tokens: float
 
     def predict(self, flops: Mapping[str, float]) -> dict[str, float]:
-        """Return the seconds of each phase for other FLOPs at the same pace."""
+        """Return the seconds of each phase for new FLOPs at the same pace."""
         return {
             phase: self.seconds[phase] * flops[phase] / self.flops[phase]
             if self.flops[phase]
@@ -96,11 +97,11 @@ def plan(
     """Plan a recipe; with `calibrate`, run two steps of it to estimate seconds.
 
     `limit` is the memory in bytes (None: this machine's). `process` is the memory of Python and its
-    libraries in bytes (None: this process's). With `for_cluster`, look for no change that
-    makes it fit here, and measure what `describe_clusters` needs.
+    libraries in bytes (None: this process's). With `for_cluster`, suggest no change for this
+    machine, and measure the inputs of `describe_clusters`.
     """
     process = measure_process() if process is None else process
-    # The dry run refuses what cannot be planned, so it comes before the steps of a calibration.
+    # The dry run refuses recipes that cannot be planned, so it comes before the calibration steps.
     with show_wait("one step without weights"):
         run = simulate_step(recipe, answer_tokens, for_cluster=for_cluster)
     calibration = time_step(recipe) if calibrate else None

@@ -1,4 +1,5 @@
-"""The arms of a comparison: recipes that differ in method and share task, held-out prompts, seeds
+"""The arms of a comparison: recipes with different methods and the same task, held-out prompts,
+seeds
 and budget.
 
 An arm is written `RECIPE`, `NAME=RECIPE` or `NAME=RECIPE,key=value,...`: one recipe with three
@@ -65,7 +66,7 @@ class ComparisonBudget:
         if unit not in UNITS or not is_amount:
             raise RecipeError(
                 f"{spell_options(budget=text)}: "
-                "write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
+                "use flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
             )
         return cls(unit, number)
 
@@ -85,8 +86,9 @@ class ComparisonBudget:
 class ComparisonSettings:
     """The settings of a comparison.
 
-    `seeds` seeds count from `first`; `at_once` runs go on side by side; `out` is the folder;
-    `common` are overrides of every arm's recipe; `may_differ` names what arms need not share;
+    `seeds` seeds count from `first`; `at_once` runs execute in parallel; `out` is the folder;
+    `common` are overrides of every arm's recipe; `may_differ` names settings that arms need not
+    share;
     `overwrite` replaces an earlier comparison in the folder.
     """
 
@@ -119,19 +121,19 @@ class Arm:
         if not NAME.fullmatch(name) or not source:
             raise RecipeError(
                 f"arm {text!r}: {name[:40]!r} cannot name it; "
-                "write NAME=RECIPE,key=value with letters, digits, '.', '_' and '-'"
+                "use NAME=RECIPE,key=value with letters, digits, '.', '_' and '-'"
             )
         for override in overrides:
             if override.partition("=")[0] in RESERVED_KEYS:
                 raise RecipeError(
                     f"arm {text!r}: {override!r} is the comparison's to set; "
-                    f"write {spell_options(seeds=3, budget='steps=40')}, or NAME=RECIPE"
+                    f"use {spell_options(seeds=3, budget='steps=40')}, or NAME=RECIPE"
                 )
         return cls(name, source, tuple(overrides))
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text at its commas, except for those in brackets or quotes."""
+    """Split a text at each comma that is not in brackets or quotes."""
     words, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -160,8 +162,8 @@ class Design:
         """Return a line for each pair of arms that are one recipe under two names."""
         seed = self.seeds[0]
         return [
-            f"{first.name} and {second.name} are the same recipe, so their runs will be the same "
-            f"too; was {second.name} meant to differ? write {second.name}={second.source},KEY=VALUE"
+            f"{first.name} and {second.name} are the same recipe, so their runs will also "
+            f"be the same; was {second.name} meant to differ? use {second.name}={second.source},KEY=VALUE"
             for first, second in combinations(self.arms, 2)
             if self.recipes[first.name][seed] == self.recipes[second.name][seed]
         ]
@@ -172,17 +174,17 @@ def read_design(words: Sequence[str], settings: ComparisonSettings) -> Design:
     arms = tuple(Arm.parse(word) for word in words)
     if len(arms) < 2:
         raise RecipeError(
-            "one arm is nothing to compare with; "
-            "write two recipes, or NAME=RECIPE,key=value for each variant"
+            "a comparison needs at least two arms; "
+            "give two recipes, or NAME=RECIPE,key=value for each variant"
         )
     counts = Counter(arm.name for arm in arms)
     repeated = min((name for name, count in counts.items() if count > 1), default=None)
     if repeated is not None:
-        raise RecipeError(f"two arms are named {repeated!r}; write NAME=RECIPE for each")
+        raise RecipeError(f"two arms are named {repeated!r}; use NAME=RECIPE for each")
     if settings.seeds < 1:
         raise RecipeError(
             f"{spell_options(seeds=settings.seeds)}: at least one is needed, "
-            "and three to say how much seeds differ"
+            "and three to measure the variation between seeds"
         )
     seeds = tuple(range(settings.first_seed, settings.first_seed + settings.seeds))
     recipes = {
@@ -202,13 +204,13 @@ def build_recipe(arm: Arm, seed: int, settings: ComparisonSettings) -> Recipe:
     overrides = [*settings.common, *arm.overrides, *settings.budget.build_overrides()]
     plain = load_recipe(arm.source, overrides)
     steps, train, evaluation = plain.train.steps, plain.train, plain.evaluation
-    # An arm that collapses counts with its collapsed result: without it, the other seeds of the arm
-    # would look better than the method is.
+    # A collapsed run counts with its collapsed result. Without it, the remaining seeds would make
+    # the method look better than it is.
     monitors = [f"monitors.{name}=warn" for name in STOPPING_MONITORS if name not in plain.monitors]
     return load_recipe(
         arm.source,
         [
-            # One thread a run: runs share the machine, and seconds compare only if all have the
+            # One thread per run: runs share the machine, and seconds compare only if all have the
             # same.
             "train.threads=1",
             f"train.checkpoint_every={train.checkpoint_every or max(1, steps // CHECKPOINTS)}",
@@ -222,7 +224,7 @@ def build_recipe(arm: Arm, seed: int, settings: ComparisonSettings) -> Recipe:
 
 
 def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
-    """Raise RecipeError if arms differ in something that a comparison holds equal."""
+    """Raise RecipeError if arms differ in a setting that a comparison keeps equal."""
     first, *other_arms = design.arms
     for seed in design.seeds:
         controls = _collect_controls(design.recipes[first.name][seed], design.budget)
@@ -242,7 +244,7 @@ def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
 
 
 def _collect_controls(recipe: Recipe, budget: ComparisonBudget) -> dict[str, object]:
-    """Return what arms have to share, by name; prompts as a digest.
+    """Return the settings that arms must share, by name; prompts as a digest.
 
     The prompts, the settings of the held-out evaluation, and the steps if they are the budget.
     """
@@ -251,7 +253,7 @@ def _collect_controls(recipe: Recipe, budget: ComparisonBudget) -> dict[str, obj
     if evaluation.prompts == 0 or not task.heldout_prompts():
         raise RecipeError(
             f"{recipe.base_dir}: there are no held-out prompts to compare on; "
-            "write evaluation.prompts, or a task that has some"
+            "set evaluation.prompts, or a task that has some"
         )
     return {
         "the held-out prompts": _hash_prompts(task.heldout_prompts()),

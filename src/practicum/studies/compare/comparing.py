@@ -34,7 +34,7 @@ from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 @dataclass(frozen=True, slots=True)
 class FinishedRuns:
-    """The runs of a comparison: those that finished, and those that failed."""
+    """The finished and the failed runs of a comparison."""
 
     design: Design
     folder: Path
@@ -57,7 +57,7 @@ def compare(  # noqa: PLR0913  (the options of a comparison, one by one)
     """Compare methods on the same task, prompts, seeds and budget, as `practicum compare` does.
 
     An arm is a recipe or `NAME=RECIPE,key=value,...`; `set` are overrides of every arm;
-    `overwrite` replaces an earlier comparison in the folder. Every run is a process of its own.
+    `overwrite` replaces an earlier comparison in the folder. Every run is a separate process.
     Raises what `run_comparison` raises.
     """
     limit = ComparisonBudget.parse(budget)
@@ -91,7 +91,8 @@ def run_comparison(
         "seeds": list(design.seeds),
         "budget": str(budget),
     }
-    # Through JSON and back, so that page and tables see what a reader of compare.json sees.
+    # Convert to JSON and back, so that page and tables get the same data as a reader of
+    # compare.json.
     content = json.loads(json.dumps({"design": described, **asdict(result)}))
     write_json(folder / "compare.json", content)
     write_page(folder / "compare.html", content)
@@ -100,7 +101,7 @@ def run_comparison(
 
 
 def run_arms(words: Sequence[str], settings: ComparisonSettings, console: Console) -> FinishedRuns:
-    """Run every arm with every seed and read the results; raises the errors of `compare`."""
+    """Run every arm with every seed and read the results; raises the same errors as `compare`."""
     check_resumes(settings.resume, (), overwrite=settings.overwrite)
     with open_starter() as starter:
         return _run_arms(words, settings, console, starter)
@@ -128,9 +129,7 @@ def _run_arms(
     ]
     failures = [FailedRun(job.arm, job.seed, reason) for job, reason in failed.items()]
     if not outcomes:
-        raise PracticumError(
-            f"none of the {len(jobs)} runs finished; the first {failures[0].reason}"
-        )
+        raise PracticumError(f"all {len(jobs)} runs failed; the first {failures[0].reason}")
     return FinishedRuns(design, folder, outcomes, failures)
 
 

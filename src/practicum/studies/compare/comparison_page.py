@@ -76,7 +76,7 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _render_table(table: Table) -> str:
-    """Render a table with text in its first column and numbers in the others."""
+    """Render a table with text in its first column and numbers in all further columns."""
     columns, rows = table
     body = [[escape_text(text) for text in row] for row in rows]
     return render_table(list(map(escape_text, columns)), body, numbers=range(1, len(columns)))

@@ -5,9 +5,9 @@ varied.
 
 Error is 1 - held-out accuracy, or the reverse KL to the teacher. Quantities are the parameters of
 the student and of the teacher, the supervised tokens, the rollouts and their mean length; x0 is the
-geometric mean of each, so that A_x is its part of the error in the middle of the data. The form is
-that of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one term a quantity. For on-policy
-distillation nobody has published exponents, and an additive form is an assumption. The fit
+geometric mean of each, so that A_x is its part of the error in the middle of the data. The form
+follows Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one term per quantity. No
+exponents are published for on-policy distillation, and the additive form is an assumption. The fit
 minimises Huber's loss of the difference of logarithms (delta 1e-3 there, 0.05 here, since
 accuracies are noisier than losses).
 """
@@ -43,8 +43,8 @@ MIN_LEVELS = 3
 """Different values that a quantity needs: any law fits through two."""
 
 MAX_CORRELATION = 0.98
-"""Quantities whose logarithms correlate more than this were varied together, so that their
-exponents cannot be told apart."""
+"""Quantities with a larger correlation of their logarithms were varied together, so that their
+exponents are not identifiable."""
 
 LEVEL_SPREAD = 0.05
 """Values closer than this, in logarithms, are one level."""
@@ -79,8 +79,8 @@ class LawPoint:
 class Exponent:
     """The exponent `value` of one quantity with its interval.
 
-    `middle` is x0 and `part` is A of the formula above. `resolved` is True if the interval stays
-    clear of the limits of the search.
+    `middle` is x0 and `part` is A of the formula above. `resolved` is True if the interval does not
+    reach the limits of the search.
     """
 
     quantity: str
@@ -134,7 +134,7 @@ def read_runs(folders: Sequence[Path], result: str) -> list[LawPoint]:
 
 
 def _read_quantities(scaling: Mapping[str, Any]) -> dict[str, float]:
-    """Return the quantities that are known and not 0.
+    """Return the known nonzero quantities.
 
     The parameters of several teachers are added.
     """
@@ -148,7 +148,7 @@ def _read_quantities(scaling: Mapping[str, Any]) -> dict[str, float]:
 def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> Law:
     """Fit the law to the quantities that vary, with intervals by bootstrap over runs.
 
-    Raises DataError if nothing varies enough or the runs are too few.
+    Raises DataError if no quantity varies enough or the runs are too few.
     """
     names, left_out = _select_quantities(runs)
     count = 1 + 2 * len(names)
@@ -189,11 +189,11 @@ def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> La
 
 
 def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, str]]:
-    """Return the quantities varied apart from each other, and why others were left out."""
+    """Return the independently varied quantities, and the reasons why others were left out."""
     names, left_out = [], {}
     for name in QUANTITIES:
         if any(name not in run.quantities for run in runs):
-            left_out[name] = "is not known of every run"
+            left_out[name] = "is not known for every run"
             continue
         levels = _count_levels([run.quantities[name] for run in runs])
         if levels >= MIN_LEVELS:
@@ -204,11 +204,11 @@ def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, s
     for first, second in combinations(list(names), 2):
         if first in names and second in names:
             correlation = torch.corrcoef(_take_logs(runs, [first, second]).T)[0, 1]
-            # Of two that were varied together the one that `QUANTITIES` names first stays.
+            # Keep the first of two quantities that were varied together, in the order of `QUANTITIES`.
             if abs(correlation.item()) > MAX_CORRELATION:
                 names.remove(second)
                 left_out[second] = (
-                    f"was varied together with {first}, so the two cannot be told apart"
+                    f"was varied together with {first}, so their exponents are not identifiable"
                 )
     return names, left_out
 
@@ -224,7 +224,7 @@ def _count_levels(values: Sequence[float]) -> int:
 
 
 def _take_logs(runs: Sequence[LawPoint], names: Sequence[str]) -> Float[Tensor, "n q"]:
-    """Return the logarithms of some quantities, one row a run."""
+    """Return the logarithms of some quantities, one row per run."""
     rows = [[math.log(run.quantities[name]) for name in names] for run in runs]
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -264,7 +264,7 @@ def _compute_losses(
 def _fit_many(
     start: Parameters, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
 ) -> Parameters:
-    """Return the parameters of many fits at once, by Adam at a rate that falls to 0."""
+    """Return the parameters of many fits in one batch, by Adam at a rate that falls to 0."""
     parameters = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([parameters], lr=0.1)
     for round_index in range(ROUNDS):

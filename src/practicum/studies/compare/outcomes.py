@@ -1,10 +1,10 @@
 """The results of a comparison's runs, read from their folders, and the statements that they
 support.
 
-Arms are compared pair by pair: runs of one seed with each other, and rewards on one held-out prompt
-with each other. A difference is resolved if it holds over seeds (Student's paired t) and over
-prompts (sign flips), after Holm's correction for the number of pairs; either test alone would take
-luck in the other for a result.
+Arms are compared in pairs: runs with the same seed, and rewards on the same held-out prompt. A
+difference is resolved if it is significant over seeds (Student's paired t) and over prompts (sign
+flips), after Holm's correction for the number of pairs. With only one of the two tests, chance in
+seeds or prompts could pass for a result.
 """
 
 import json
@@ -135,8 +135,7 @@ class ArmDifference:
 class ComparisonResult:
     """The result of a comparison: table, pairs, runs and verdict.
 
-    `metric` is accuracy, of which more is better, or reverse_kl or its estimate, of which less is
-    better.
+    `metric` is accuracy (higher is better), or reverse_kl or its estimate (lower is better).
     """
 
     metric: str
@@ -205,7 +204,7 @@ def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
         spending = {unit: spending.get(unit, 0.0) + amount for unit, amount in amounts.items()}
         if row.get("heldout_accuracy") is not None:
             curve.append(Point(spending, row["heldout_accuracy"]))
-    # The final evaluation is a point of its own only if the last step was not evaluated.
+    # The final evaluation adds a point only if the last step was not evaluated.
     if accuracy is not None and (not curve or curve[-1].spent != spending):
         curve.append(Point(spending, accuracy))
     return Outcome(
@@ -250,7 +249,7 @@ def compare_outcomes(
 ) -> ComparisonResult:
     """Build the table, the pairs and the verdict.
 
-    `methods` describes every arm by name, `budget` is what each run might spend, by unit. Raises
+    `methods` describes every arm by name, `budget` is the limit of each run, by unit. Raises
     DataError if the runs share no metric.
     """
     metric = _choose_metric(outcomes)
@@ -283,7 +282,7 @@ def _choose_metric(outcomes: Sequence[Outcome]) -> str:
         )
     raise DataError(
         "the runs share no measure: the task does not verify answers, "
-        "and not every arm has a teacher to be near to; compare on a task with a verifier"
+        "and not every arm has a teacher to measure a distance to; compare on a task with a verifier"
     )
 
 
@@ -296,7 +295,7 @@ def _get_metric(outcome: Outcome, metric: str) -> float | None:
 
 
 def _read_metric(outcome: Outcome, metric: str) -> float:
-    """Return the metric of a run, with a sign so that more is better."""
+    """Return the metric of a run, signed so that higher is better."""
     number = _get_metric(outcome, metric)
     assert number is not None, "a metric was chosen that every run has"
     return number if metric == "accuracy" else -number
@@ -383,7 +382,7 @@ def _build_verdict(
     if not tested:
         verdict = (
             "single seed: how much seeds differ is unknown, "
-            f"so no difference is called resolved; write {spell_options(seeds=3)}"
+            f"so no difference is called resolved; use {spell_options(seeds=3)}"
         )
     elif not any(pair.resolved for pair in tested):
         verdict = "no difference resolved"
@@ -430,7 +429,7 @@ def describe_pair(pair: ArmDifference) -> str:
 
 
 def _describe_prompts(pair: ArmDifference) -> str:
-    """Name what a difference on a single seed rests on."""
+    """Describe the evidence for a difference on a single seed."""
     if not pair.prompts:
         return "no interval"
     if pair.prompts < FEWEST_PROMPTS:
@@ -459,7 +458,8 @@ def _list_flaws(
     failures: Sequence[FailedRun],
     budget: Mapping[str, float],
 ) -> list[str]:
-    """Return what the table does not show: destroyed students, arms that spent less, failed runs."""
+    """Return facts that the table does not show: destroyed students, arms that spent less, failed
+    runs."""
     lines = []
     for arm in arms:
         if collapsed := arm.verdicts.get("COLLAPSED", 0):
@@ -475,7 +475,7 @@ def _list_flaws(
             if share >= (MIN_SPENT_BY_BUDGET if cheapest.by_budget else MIN_SPENT):
                 continue
             reason = (
-                "another step would be too much; make its steps smaller, or the budget larger"
+                "one more step would exceed it; make its steps smaller, or the budget larger"
                 if cheapest.by_budget
                 else "its train.steps or a monitor end it; raise them, or turn that off"
             )

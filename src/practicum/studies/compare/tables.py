@@ -62,7 +62,8 @@ def format_bounds(
 ) -> str:
     """Format both ends of an interval, cut at the limits of the quantity; nothing for None.
 
-    An interval without width is no knowledge of other seeds or prompts, so it has no ends.
+    An interval without width contains no information about other seeds or prompts, so its ends are
+    not shown.
     """
     if interval is None:
         return ""
@@ -79,7 +80,7 @@ def _format_verdicts(verdicts: Mapping[str, int]) -> str:
 
 
 def _format_over_prompts(pair: Mapping[str, Any]) -> str:
-    """Format the interval over prompts, or say that they are too few for one."""
+    """Format the interval over prompts, or state that there are too few prompts."""
     if pair["over_prompts"] is not None and pair["prompts"] < FEWEST_PROMPTS:
         return "too few"
     return format_bounds(pair["over_prompts"])

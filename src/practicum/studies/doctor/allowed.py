@@ -1,7 +1,8 @@
-"""The published methods that a teacher and a task allow, and what a teacher's answers cost.
+"""The published methods that a teacher and a task allow, and the price of a teacher's answers.
 
-Each paper's recipe is read for what it asks: the signals that its terms need, who writes, and
-whether it learns from a reward. So a new recipe is in the list without a word here.
+The requirements of a method are read from its packaged recipe: the signals that its terms need, the
+writers of its answers, and whether it learns from a reward. A new recipe is therefore listed
+without a change here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +22,20 @@ from practicum.types import Prompt
 PREFIX = "papers/"
 
 SHOWN_METHODS = 8
-"""The names that a line of methods has in a terminal; the page has all."""
+"""The number of names per line of methods in a terminal; the page lists all."""
 
-NO_VERIFIER = "learns from a verifier's reward, and this task gives none"
-NO_WRITER = "learns from the teacher's answers, and this teacher writes none"
+NO_VERIFIER = "learns from a verifier's reward, and this task has no verifier"
+NO_WRITER = "learns from the teacher's answers, and this teacher writes no answers"
 NO_JUDGE = "asks the teacher to grade in words, and this teacher writes nothing"
-NO_ANSWERS = "learns from the task's own answers, and a prompt has none"
+NO_ANSWERS = "learns from the task's own answers, and some prompt has no answer"
 NO_TURNS = "does not write turn by turn, as this task asks"
 
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """The price of a teacher's answers, estimated from those of the doctor, and its budget.
+    """The price of a teacher's answers, estimated from the doctor's answers, and its budget.
 
-    `answers` are those of the whole run. `budget` is None without a limit.
+    `answers` counts the answers of the whole run. `budget` is None without a limit.
     """
 
     per_answer: float
@@ -42,7 +43,7 @@ class Money:
     budget: float | None
 
     def describe(self) -> str:
-        """Return the sentence of the page."""
+        """Return the sentence shown on the page."""
         total = self.per_answer * self.answers
         text = (
             f"an answer of the teacher costs about {format_number(self.per_answer)}, and the run "
@@ -60,9 +61,10 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class AllowedMethods:
-    """The published methods by what the teacher and the task allow.
+    """The published methods, grouped by whether the teacher and the task allow them.
 
-    `without_teacher` ask nothing of it. `refused` holds the names by their reason.
+    Methods in `without_teacher` send no request to the teacher. `refused` maps each reason to the
+    names of the methods that it rules out.
     """
 
     signals: tuple[str, ...]
@@ -74,7 +76,7 @@ class AllowedMethods:
     money: Money | None = None
 
     def render_lines(self, most: int | None = None) -> list[str]:
-        """Return the sentences of the page; a terminal shows `most` names in each."""
+        """Return the sentences of the page; a terminal shows at most `most` names per sentence."""
         gives = [*self.signals, *(["text"] if self.writes else [])]
         verifier = {True: "a verifier", False: "no verifier", None: "a task with a verifier"}
         lines = [
@@ -90,7 +92,7 @@ class AllowedMethods:
         return [*lines, *([self.money.describe()] if self.money else [])]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the methods as JSON data, the lines of the page among them."""
+        """Return the methods as JSON data, including the lines of the page."""
         return {
             "signals": list(self.signals),
             "writes": self.writes,
@@ -154,7 +156,7 @@ class _Needs:
             if question.type not in capabilities.signals:
                 return f"needs the teacher's signal {question.type!r}"
             if find_capability_problems(self.recipe.objective, capabilities, ""):
-                return "asks for more than the teacher scores: other candidates, more of them, or raw logits"
+                return "needs more than the teacher returns: other candidates, more candidates, or raw logits"
         if "teacher" in self._writers and not capabilities.writes:
             return NO_WRITER
         if self._has_judge and not capabilities.writes:
@@ -173,7 +175,8 @@ class _Needs:
 def _read_needs() -> tuple[_Needs, ...]:
     names = [name for name in list_recipe_names() if name.startswith(PREFIX)]
     published = [_Needs(name.removeprefix(PREFIX), load_recipe(name)) for name in names]
-    # Those that a text or a score is enough for come first, as the shortest lists show no more.
+    # Methods that only need a text or a score come first, because short lists are cut after a few
+    # names.
     return tuple(sorted(published, key=lambda needs: needs.recipe.objective.signal is not None))
 
 
@@ -190,7 +193,7 @@ def find_allowed_methods(
 ) -> AllowedMethods:
     """Sort the published methods by whether a teacher of these capabilities allows them.
 
-    Without a task, a verifier is taken for granted.
+    Without a task, the function assumes a verifier.
     """
     refused: dict[str, list[str]] = {}
     runs: list[_Needs] = []
@@ -216,7 +219,7 @@ def diagnose_methods(evidence: Evidence) -> AllowedMethods:
     rewards = [rollout.reward for rollout in evidence.rollouts]
     capabilities = evidence.teacher.capabilities
     if any(config.members() for config in evidence.recipe.scorers.values()):
-        # A recipe may have no teacher but the one that judges, and whoever judges writes.
+        # The only teacher of a recipe may be its judge, and a model that judges can write.
         capabilities = replace(capabilities, writes=True)
     return find_allowed_methods(
         capabilities,
@@ -229,8 +232,8 @@ def diagnose_methods(evidence: Evidence) -> AllowedMethods:
 
 def _estimate_money(evidence: Evidence) -> Money | None:
     """Return the price of the run's answers, None if the teacher charges nothing."""
-    # The student's tokens stand for the server's, which only its bill tells, and without a verifier
-    # its answers for the teacher's.
+    # The student's token counts approximate the server's, which only its bill shows. Without a
+    # verifier, the student's answers replace the teacher's.
     answers = evidence.answers or evidence.rollouts
     input_tokens = sum(len(answer.prompt_tokens) for answer in answers) / len(answers)
     output_tokens = sum(len(answer.tokens) for answer in answers) / len(answers)

@@ -33,14 +33,14 @@ def check_loops(evidence: Evidence) -> CheckOutcome:
     traps."""
     share = evidence.estimate_share(is_looping)
     if share is None:
-        return skip_check("there is no answer")
+        return skip_check("no answer was sampled")
     details = {"share of answers in a low-KL trap": _measure_trapped_share(evidence)}
     if share.mean == 0.0:
         return CheckOutcome("pass", "no answer loops", share, "of answers", details=details)
     status = "warn" if share.mean < MAX_LOOPING else "fail"
     text = (
         f"{share.mean:.0%} of the answers loop; "
-        "the teacher finds a loop likely, so it would be learned"
+        "the teacher gives loops a high probability, so the student would learn them"
     )
     return CheckOutcome(status, text, share, "of answers", ("rollout.top_p=0.9",), details=details)
 
@@ -49,7 +49,7 @@ def check_length(evidence: Evidence) -> CheckOutcome:
     """P9: Count answers that the token limit cuts off and answers that end at once."""
     cut_off = evidence.estimate_share(lambda rollout: rollout.stop_reason == "length")
     if cut_off is None:
-        return skip_check("there is no answer")
+        return skip_check("no answer was sampled")
     lengths = torch.tensor([float(len(rollout.tokens)) for rollout in evidence.rollouts])
     median, late = quantiles(lengths, (0.5, 0.95))
     limit = evidence.plan.sampling.max_new_tokens
@@ -67,12 +67,12 @@ def check_length(evidence: Evidence) -> CheckOutcome:
         status, text = "fail", f"{at_once:.0%} of the answers end with their first token"
     elif cut_off.mean > MAX_CUT_OFF:
         status, fix = "fail", (f"rollout.max_new_tokens={2 * limit}",)
-        text += ": hardly any has an end"
+        text += ": hardly any of them ends"
     return CheckOutcome(status, text, cut_off, "cut off", fix, details=details)
 
 
 def check_variety(evidence: Evidence) -> CheckOutcome:
-    """P15: Record what training usually lowers: entropy, different answers to a prompt,
+    """P15: Record quantities that training usually lowers: entropy, different answers to a prompt,
     calibration, pass@k."""
     entropy = evidence.estimate_mean(lambda row: row.student_entropy)
     if entropy is None:
@@ -91,7 +91,7 @@ def check_variety(evidence: Evidence) -> CheckOutcome:
     for k in (1, evidence.samples):
         details[f"pass@{k}"] = mean_of([pass_at_k(n, right, k) for n, right in counts])
     text = "recorded as the baseline that a run is compared with"
-    return CheckOutcome("pass", text, entropy, "nats of entropy a token", details=details)
+    return CheckOutcome("pass", text, entropy, "nats of entropy per token", details=details)
 
 
 def check_horizon(evidence: Evidence) -> CheckOutcome:
@@ -99,7 +99,7 @@ def check_horizon(evidence: Evidence) -> CheckOutcome:
     corrects."""
     tokens = evidence.estimate_rollout_mean(lambda row: float(len(row.rollout.tokens)))
     if tokens is None:
-        return skip_check("there is no answer")
+        return skip_check("no answer was sampled")
     details = {"weights of the teacher over the student's": compute_capacity_ratio(evidence)}
     if tokens.mean >= LONG_TOKENS:
         text = "answers are long, where learning on one's own answers pays"

@@ -1,4 +1,5 @@
-"""The check of teachers with fewer bits: what their rounding costs on the student's own answers."""
+"""The check of teachers with fewer bits: the cost of their rounding on the student's own
+answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,25 +20,25 @@ from practicum.studies.doctor.measurements import CHUNK_TOKENS
 from practicum.types import ScoreRequest, TeacherSignal
 
 MAX_COST = (0.01, 0.1)
-"""Nats a token up to which rounding a teacher passes, and above which it fails."""
+"""The KL in nats per token up to which a rounded teacher passes, and above which it fails."""
 
 MIB = 2**20
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def check_bits(evidence: Evidence) -> CheckOutcome:
-    """P21: Measure what a teacher with fewer bits differs from itself with all of them."""
+    """P21: Measure the divergence of a quantized teacher from the same model in full precision."""
     rounded = [scorer for scorer in evidence.scorers if scorer.config.quantization is not None]
     if not rounded:
         return skip_check("no teacher has fewer bits")
-    # A prompt is scored as this model alone reads it, whatever a teacher around it adds.
+    # The prompt is the plain one of this model, without anything that a wrapping teacher adds.
     costs = {scorer.name: _measure_cost(evidence, scorer) for scorer in rounded}
     good, bad = MAX_COST
     worst = max(costs.values(), key=lambda cost: cost.mean)
     saved = {scorer.name: _count_mib(scorer) for scorer in rounded}
     text = "; ".join(
         f"{scorer.name} in {scorer.config.quantization}"
-        f" ({QUANTIZATIONS[scorer.config.quantization].about}): {costs[scorer.name].mean:.2g} nats a "
+        f" ({QUANTIZATIONS[scorer.config.quantization].about}): {costs[scorer.name].mean:.2g} nats per "
         f"token, {saved[scorer.name][0]:.3g} of {saved[scorer.name][1]:.3g} MiB"
         for scorer in rounded
         if scorer.config.quantization is not None
@@ -49,7 +50,7 @@ def check_bits(evidence: Evidence) -> CheckOutcome:
     status = find_worst_status(*statuses)
     paths = list(_find_rounded(evidence.recipe.model_dump()))
     fix = (f"{paths[0]}=null",) if len(paths) == 1 and status != "pass" else ()
-    return CheckOutcome(status, text, worst, "nats a token", fix, details=details)
+    return CheckOutcome(status, text, worst, "nats per token", fix, details=details)
 
 
 def _find_rounded(section: Any, path: str = "") -> Iterator[str]:

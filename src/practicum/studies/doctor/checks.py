@@ -25,7 +25,7 @@ Role = Literal["setup", "teacher", "start", "change", "note"]
 
 setup: a failure is BROKEN-SETUP. teacher: NO-GO, NO-GAP or INCONCLUSIVE. start: a failure is
 COLD-START-FIRST. change: a warning or failure with a fix is GO-WITH-CHANGES. note: no influence,
-for information only. A warning of the first three with a fix is GO-WITH-CHANGES too.
+for information only. A warning of the first three roles with a fix also leads to GO-WITH-CHANGES.
 """
 
 PROPOSED = "proposed here"
@@ -94,7 +94,7 @@ CHECKS = (
         "overlap",
         "start",
         signal.check_overlap,
-        "share of the 16 likeliest at least 0.70, with mass 0.95 / 0.50, or less mass / less than "
+        "share of the 16 most likely at least 0.70, with mass 0.95 / 0.50, or less mass / less than "
         "0.50",
         "a run that worked went from 0.72 to 0.91, with mass 0.97 to 0.99 in weak runs too "
         "(2604.13016); in one replication the overlap fell while the score rose",
@@ -105,7 +105,7 @@ CHECKS = (
         "distance",
         "start",
         signal.check_distance,
-        "reverse KL up to 0.5 nats a token, at most 1 % of tokens with log T below -10 / up to 2 "
+        "reverse KL up to 0.5 nats per token, at most 1 % of tokens with log T below -10 / up to 2 "
         "nats / more",
         "a bound on a token's loss touched 0.3 % of tokens (public audit of Qwen3 pairs)",
         "proposed here, after a few toy runs (see the log)",
@@ -115,7 +115,7 @@ CHECKS = (
         "depth",
         "change",
         signal.check_depth,
-        "agreement at the end at least 0.8 of that at the beginning / 0.5 / less",
+        "agreement at the end at least 0.8 of the agreement at the beginning / 0.5 / less",
         "the teacher's advantage fell from +0.37 at 1K tokens to +0.02 at 16K (2604.13016)",
     ),
     Check(
@@ -143,8 +143,8 @@ CHECKS = (
         teachability.check_gap,
         "the interval is above 0 / contains 0: inconclusive / is below 0, or within 0.03 of it, "
         "or KL below 0.001 nats",
-        "teachers that differ in size only gave back 5 to 16 % of the gap, those with more "
-        "training 17 to 59 % (2604.13016)",
+        "students recovered 5 to 16 % of the gap to teachers that differ only in size, and 17 to 59 % "
+        "for teachers with more training (2604.13016)",
     ),
     Check(
         "P11",
@@ -168,7 +168,7 @@ CHECKS = (
         "noise",
         "change",
         signal.check_noise,
-        "sampled tokens a step times KL / 2 at least 100 / less / -",
+        "sampled tokens per step times KL / 2 at least 100 / less / -",
         "for small gaps the signal to noise of one sampled token is KL / 2, by expansion",
     ),
     Check(
@@ -218,7 +218,7 @@ CHECKS = (
         "settings",
         "change",
         plan.check_settings,
-        "temperature 0.7 to 1.3, and a rate up to 3 times that of the table of settings; from scratch, "
+        "temperature 0.7 to 1.3, and a rate up to 3 times the rate in the table of settings; from scratch, "
         "one step changes a layer's output by less than its size / else / over 8 times the table's rate",
         "the loss is at temperature 1; rates of the 135M model: python -m benchmarks settings; from "
         "scratch, steps of Adam must shrink with a layer's width (2203.03466)",
@@ -237,9 +237,9 @@ CHECKS = (
         "fewer bits",
         "change",
         bits.check_bits,
-        "KL up to 0.01 nats a token / 0.1 / more",
-        "a student in NVFP4 learned almost all back that rounding took, from itself in full "
-        "(2601.20088); no figure is published for a rounded teacher",
+        "KL up to 0.01 nats per token / 0.1 / more",
+        "a student in NVFP4 recovered almost all of its rounding loss by learning from itself in full "
+        "precision (2601.20088); no figure is published for a rounded teacher",
     ),
 )
 """Every check, in the order of the page and of doctor.json."""

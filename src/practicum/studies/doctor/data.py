@@ -15,7 +15,7 @@ NAMED_PROMPTS = 3
 
 
 def check_data(evidence: Evidence) -> CheckOutcome:
-    """P18: Find training questions that are held out too, prompts over the limit, and control
+    """P18: Find training questions that are also held out, prompts over the limit, and control
     tokens in texts."""
     components = evidence.components
     prompts = components.parts.task.train_prompts()
@@ -57,7 +57,7 @@ def _normalize_question(prompt: Prompt) -> str:
 
 
 def _find_control_tokens(evidence: Evidence, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts in whose text the name of a control token stands."""
+    """Return the prompts with the name of a control token in their text."""
     renderer = evidence.renderer
     pattern = compile_control_pattern(
         renderer.tokenizer, str(renderer.template or renderer.tokenizer.chat_template or "")

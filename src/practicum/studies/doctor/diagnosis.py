@@ -47,7 +47,7 @@ class Diagnosis:
     def changes(self) -> list[str]:
         """The fixes of all checks that ask for a change, as overrides.
 
-        Of two for one key the first stays.
+        If two fixes set the same key, the first is kept.
         """
         checks = [result for result in self.results if result.needs_change]
         changes = [change for result in checks for change in result.outcome.fix]
@@ -65,7 +65,7 @@ class Diagnosis:
             for result in self.results
             if result.outcome.status not in ("pass", "not applicable")
         ]
-        lines = [*self.verdict.because, *(f"write {change}" for change in self.changes)]
+        lines = [*self.verdict.because, *(f"set {change}" for change in self.changes)]
         headline = f"{self.name}: {self.verdict.word}, {self.verdict.meaning}"
         return render_card(headline, lines, ["", "check", "status", "finding"], rows)
 
@@ -114,12 +114,12 @@ def doctor(
     """Examine a recipe on `prompts` times `samples` student rollouts before it runs; with `out`,
     write the diagnosis.
 
-    Progress is shown on the screen unless `progress` is off. Raises RecipeError and the other
-    errors of loading. Two vocabularies that do not fit are a finding, not an error.
+    Progress is shown on the screen unless `progress` is off. Raises RecipeError and all
+    other loading errors. Two vocabularies that do not fit are a finding, not an error.
     """
     if prompts < 1 or samples < 1:
         raise RecipeError(
-            f"{prompts} prompts and {samples} samples draw nothing; write at least 1 of each"
+            f"{prompts} prompts and {samples} samples give no answers; use at least 1 of each"
         )
     with show_progress(progress=progress):
         recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
@@ -161,9 +161,9 @@ def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
 
 
 def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
-    """Return the diagnosis of a pair whose vocabularies differ, so that only P1 has an outcome."""
+    """Return the diagnosis of a pair with different vocabularies: only P1 has an outcome."""
     refusal = validate_fix(recipe, refuse_vocabulary(recipe, reason))
-    skipped = skip_check("the two vocabularies differ, so nothing could be drawn")
+    skipped = skip_check("the two vocabularies differ, so no answer could be sampled")
     first, *other_checks = CHECKS
     results = [
         CheckResult(first, refusal),

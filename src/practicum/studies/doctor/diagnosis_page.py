@@ -14,7 +14,7 @@ from practicum.studies.doctor.findings import (
 )
 
 TONES = {"BROKEN-SETUP": "bad", "NO-GO": "bad", "GO": "good", "GO-WITH-CHANGES": "mixed"}
-"""The colour of a verdict; others have none."""
+"""The colour of a verdict; all other verdicts have none."""
 
 
 def choose_tone(word: str, statuses: Collection[str]) -> str:
@@ -30,7 +30,7 @@ def render_page(diagnosis: dict[str, Any]) -> str:
     tone = choose_tone(word, [check["status"] for check in diagnosis["checks"]])
     prompts, samples, seed = (diagnosis[key] for key in ("prompts", "samples", "seed"))
     sampled = f"{prompts} prompts, {samples} answers each, seed {seed}"
-    # The table holds the sentence of each check, so its name is enough here.
+    # The table shows the sentence of each check, so only its name is shown here.
     because = ", ".join(line.partition(":")[0] for line in verdict["because"])
     meaning = escape_text(verdict["meaning"] + (f", because of {because}" if because else ""))
     body = (
@@ -41,7 +41,7 @@ def render_page(diagnosis: dict[str, Any]) -> str:
         f"{_render_list('Changes', diagnosis['changes'], code=True)}"
         f"<section><h2>Checks</h2>{_render_checks(diagnosis['checks'])}</section>"
         f"{_render_list('Published methods with this teacher', (diagnosis['methods'] or {}).get('lines', []))}"
-        f"{_render_list('Said while loading', diagnosis['remarks'])}</main>"
+        f"{_render_list('Notes from loading', diagnosis['remarks'])}</main>"
         "<footer>Intervals are 95 %, by bootstrap over prompts. "
         "Limits that are proposed here have no published support.</footer>"
     )
@@ -56,7 +56,7 @@ def _render_list(title: str, lines: list[str], *, code: bool = False) -> str:
 
 
 def _render_checks(checks: list[dict[str, Any]]) -> str:
-    """Render a row for each check that applies, and a note for each reason why others do not."""
+    """Render a row per applicable check, and a note per reason why a check does not apply."""
     applicable = [check for check in checks if check["status"] != "not applicable"]
     applicable.sort(key=lambda check: STATUS_ORDER.index(check["status"]))
     rows = [_build_row(check) for check in applicable]

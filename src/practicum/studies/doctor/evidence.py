@@ -1,8 +1,9 @@
 """The measurements that all checks share: student rollouts, both models' scores of them, and
 teacher rollouts.
 
-Everything is sampled and scored once. The teacher samples with the student's random streams, so
-that equal models give equal completions and a gap between other models shows with fewer of them.
+Everything is sampled and scored once. The teacher samples with the student's random streams.
+Equal models therefore give equal completions, and a gap between other models shows with fewer of
+them.
 """
 
 import logging
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 
 Measured = TypeVar("Measured")
 Measure = Callable[[RolloutMeasurement], Measured | None]
-"""A function of one rollout's measurements; None where they do not hold what it needs."""
+"""A function of one rollout's measurements; None if a needed measurement is missing."""
 
 PARITY_PROMPTS = 4
 """Prompts for which the teacher samples if there are no rewards to compare."""
@@ -72,7 +73,7 @@ class Evidence:
 
     `answers` are the teacher's rollouts, with rewards. `template_logprobs` are the teacher's
     log-probabilities of the student's rollouts after prompts in the student's template.
-    `scoring_error` tells why the teacher could not score, and is empty if it could.
+    `scoring_error` is the reason why the teacher could not score; empty if it could.
     """
 
     recipe: Recipe
@@ -108,24 +109,24 @@ class Evidence:
 
     @property
     def scorers(self) -> list[ScorerInfo]:
-        """The models behind the teacher, without those behind the reference."""
+        """The models behind the teacher, without the models behind the reference."""
         return [scorer for scorer in self.components.scorers if scorer.name.startswith("teacher")]
 
     @property
     def teacher_stops(self) -> frozenset[int]:
         """The stop token ids of the models behind the teacher.
 
-        The student's if its own weights teach.
+        The student's stop token ids if the teacher uses the student's weights.
         """
         if self.translators:
-            # Its tokens are other ones, and its stop is asked for in place of the student's.
+            # The teacher's token ids differ; its stop is requested in place of the student's.
             return self.renderer.stop_ids
         stops = [scorer.renderer.stop_ids for scorer in self.scorers]
         return frozenset().union(*stops) if stops else self.renderer.stop_ids
 
     @property
     def translators(self) -> list[Translator]:
-        """The translators to the models behind the teacher that read tokens of their own."""
+        """The translators to the models behind the teacher that use another tokenizer."""
         stops = [
             config.stop
             for _, config in walk(self.recipe.teacher)
@@ -144,7 +145,7 @@ class Evidence:
             return None
         if not self.teacher.capabilities.signals:
             return "the recipe has no teacher that scores"
-        return self.scoring_error or "the teacher said nothing about these rollouts"
+        return self.scoring_error or "the teacher returned no scores for these rollouts"
 
     def group_by_prompt(self, measure: Measure[Tensor]) -> list[Tensor]:
         """Return the values of a measure, joined by prompt; rollouts without any are left out."""
@@ -165,7 +166,7 @@ class Evidence:
         return cluster_bootstrap(groups, self.seed) if groups else None
 
     def estimate_rollout_mean(self, measure: Measure[float]) -> Interval | None:
-        """Return the mean of one number a rollout, with a bootstrap interval over prompts."""
+        """Return the mean of one number per rollout, with a bootstrap interval over prompts."""
 
         def wrap_number(row: RolloutMeasurement) -> Tensor | None:
             number = measure(row)
@@ -188,7 +189,7 @@ class Evidence:
 
 
 def _contradicts(evidence: Evidence, scorer: ScorerInfo) -> bool:
-    """Return True if a model behind the teacher has other tokens than the student."""
+    """Return True if a model behind the teacher has a vocabulary that contradicts the student's."""
     try:
         map_vocabularies(evidence.renderer.tokenizer, scorer.renderer.tokenizer)
     except VocabularyError:
@@ -355,9 +356,9 @@ def _build_teacher_rollout(evidence: Evidence, twin: Rollout, sample: Sample) ->
 
 
 def _score_parity_samples(teacher: Teacher, answers: Sequence[Rollout]) -> list[ParitySample]:
-    """Let the teacher score a few of its own completions, evenly spread over the prompts."""
+    """Score a few of the teacher's own completions with the teacher, spread over the prompts."""
     stride = max(len(answers) // (2 * PARITY_PROMPTS), 1)
-    # Answers that were tokenised again have no log-probabilities to compare with.
+    # Re-tokenized answers have no log-probabilities to compare with.
     rescored = [
         answer
         for answer in answers[::stride]
@@ -378,7 +379,7 @@ def _score_with_student_template(evidence: Evidence) -> list[Tensor] | None:
 
     None if the templates agree.
     """
-    # Teachers other than a plain model see another prompt on purpose.
+    # Only a plain model is compared: wrapping teachers change the prompt on purpose.
     if evidence.recipe.teacher.type != "model":
         return None
     rollouts = evidence.rollouts

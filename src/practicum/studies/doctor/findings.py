@@ -1,4 +1,5 @@
-"""Judge what the checks measured: a status from an interval, fixes that apply, and text for a page."""
+"""Judge the measurements of the checks: a status from an interval, fixes that apply, and text for a
+page."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,17 +13,17 @@ from practicum.runs.overrides import apply_overrides
 from practicum.statistics import Interval, group_pairs
 
 STATUS_ORDER = ("fail", "warn", "inconclusive", "pass", "not applicable")
-"""The order of the rows in a table of checks: what asks for a decision comes first."""
+"""The order of the rows in a table of checks: statuses that need a decision come first."""
 
 
 def grade(interval: Interval, good: float, bad: float) -> Status:
     """Pass if the mean is on the good side of `good`, fail if the whole interval is past `bad`,
     else warn.
 
-    `good <= bad` means that small values are good, otherwise large ones are.
+    `good <= bad` means that small values are good; otherwise large values are good.
     """
     sign = 1.0 if good <= bad else -1.0
-    # Only a whole interval past the limit fails, so noise alone never fails a check.
+    # Fail only if the whole interval is past the limit, so that noise never fails a check.
     if min(sign * interval.low, sign * interval.high) > sign * bad:
         return "fail"
     return "pass" if sign * interval.mean <= sign * good else "warn"
@@ -34,7 +35,7 @@ def find_worst_status(*statuses: Status) -> Status:
 
 
 def validate_fix(recipe: Recipe, outcome: CheckOutcome) -> CheckOutcome:
-    """Return the outcome, without its fix if the recipe refuses that or stays the same with it."""
+    """Drop the fix of an outcome if the recipe refuses it or does not change with it."""
     with suppress(RecipeError):
         if outcome.fix and apply_overrides(recipe, outcome.fix) != recipe:
             return outcome

@@ -1,4 +1,4 @@
-"""The check of scorers: judges in words, and those that learn, held against the verifier."""
+"""The check of scorers: compare judges in words and learned scorers with the verifier."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,10 +18,10 @@ FEWEST_FITS, MOST_FITS = 8, 64
 """The updates of a scorer on one step's answers: more than the fewest only to end its warm-up."""
 
 WRITTEN = ("teacher", "dataset")
-"""The writers whose answers a discriminator is to score above the student's."""
+"""The writers that a discriminator should score above the student."""
 
 MOST_ASKED = 16
-"""The answers that a judge is asked about again with its question put otherwise."""
+"""The number of answers that a judge grades again with a reworded question."""
 
 MAX_BIAS = 0.1
 """The mean change of a judgement, from 0 to 1, above which the check warns."""
@@ -30,8 +30,8 @@ CHANCE = 0.5
 
 
 def check_scorers(evidence: Evidence) -> CheckOutcome:
-    """P20: Compare what judges and learned scorers say with the verifier's rewards, and see whether
-    position, length or a suggestion moves a judge."""
+    """P20: Compare the grades of judges and learned scorers with the verifier's rewards, and test
+    whether position, length or a suggestion changes a judge's grade."""
     scorers = evidence.components.parts.scorers
     judges = {
         name: variants for name, scorer in scorers.items() if (variants := scorer.build_variants())
@@ -72,7 +72,7 @@ def _check_judge(evidence: Evidence, name: str, judges: Mapping[str, Scorer]) ->
     if not pairs:
         return CheckOutcome(
             "fail",
-            f"{name} gave none of {len(rollouts)} answers a grade: look at its template and model",
+            f"{name} graded no answer of {len(rollouts)}: check its template and model",
         )
     biases = {
         f"moved by {change}": _measure_change(variant, rollouts, judgements)
@@ -98,18 +98,21 @@ def _describe(
     remarks = f"; it is {', '.join(moved)}" if moved else ""
     remarks += f"; {undecided:.0%} of the answers got no grade" if undecided else ""
     if area is None:
-        return "inconclusive", f"{name} cannot be held against a verifier here{remarks}"
+        return "inconclusive", f"{name} cannot be compared with a verifier here{remarks}"
     if area.high < CHANCE:
         return "fail", f"{name} prefers wrong answers{remarks}"
     if area.low <= CHANCE:
-        return "inconclusive", f"{name} cannot be told from chance by so few answers{remarks}"
+        return (
+            "inconclusive",
+            f"{name} cannot be distinguished from chance with so few answers{remarks}",
+        )
     return ("warn" if remarks else "pass"), f"{name} ranks right answers above wrong ones{remarks}"
 
 
 def _measure_change(
     variant: Scorer, rollouts: Sequence[Rollout], judgements: Sequence[Judgement]
 ) -> float | None:
-    """Return the mean change of the judgements if the question is put otherwise."""
+    """Return the mean change of the judgements if the question is reworded."""
     changes = [
         changed.value - judgement.value
         for changed, judgement in zip(
@@ -138,7 +141,7 @@ def compare_lengths(pairs: Sequence[tuple[float, Rollout]]) -> float | None:
 
 
 def _check_learners(evidence: Evidence, learners: Mapping[str, Scorer]) -> list[CheckOutcome]:
-    """Let scorers learn from the answers of one step, and look at what they say of the next one's."""
+    """Fit scorers on the answers of one step, and check their scores on the next step."""
     fitted = add_judgements(_write_step(evidence, 1), learners, {})
     prompt_ids = {rollout.prompt.id for rollout in fitted}
     unseen = [
@@ -150,7 +153,7 @@ def _check_learners(evidence: Evidence, learners: Mapping[str, Scorer]) -> list[
             scorer.fit(fitted)
             if count + 1 < FEWEST_FITS:
                 continue
-            # In its warm-up it says nothing of any answer.
+            # During its warm-up a scorer returns no value for any answer.
             if any(judged.value is not None for judged in scorer.score([*fitted, *unseen])):
                 break
         fitted = add_judgements(fitted, {name: scorer}, {})
@@ -159,13 +162,14 @@ def _check_learners(evidence: Evidence, learners: Mapping[str, Scorer]) -> list[
 
 
 def _write_step(evidence: Evidence, step: int) -> list[Rollout]:
-    """Return the answers of a step as the recipe writes them: the teacher's and searched ones too."""
+    """Return the answers of a step as the recipe writes them, including the teacher's and searched
+    answers."""
     parts, settings = evidence.components.parts, evidence.components.settings
     return generate_rollouts(step, settings.plan(step), parts, settings, parts.sampler, 0)
 
 
 def _label(rollout: Rollout, imitates: bool) -> bool | None:
-    """Return True if an answer is to rank above others; None if no verifier tells."""
+    """Return True if an answer should rank above others; None without a verifier's reward."""
     if imitates:
         return rollout.source in WRITTEN
     return None if rollout.reward is None else rollout.reward >= 1.0
@@ -197,7 +201,7 @@ def _compare_with_labels(
     details = {"answers judged": float(count), "before it learned": start and start.mean}
     unit = "of the pairs ranked rightly"
     if area is None or area.low <= CHANCE <= area.high:
-        text = f"{name} cannot be told from chance by {count} answers that it did not learn from"
+        text = f"{name} cannot be distinguished from chance with {count} unseen answers"
         needs = 4 * max(count, 1)
         return CheckOutcome(
             "inconclusive", text, area, unit, rollouts_needed=needs, details=details

@@ -29,7 +29,7 @@ CANDIDATES = 16
 
 MIN_OVERLAP_VOCABULARY = 4 * CANDIDATES
 """The smallest vocabulary, in tokens, for which the top-k overlap is computed: in a smaller one two
-random models share many of their k likeliest tokens."""
+random models share many of their k most likely tokens."""
 
 SINGLE_MEASURES = ("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy")
 PAIR_MEASURES = ("overlap", "student_mass", "teacher_mass")
@@ -37,7 +37,7 @@ PAIR_MEASURES = ("overlap", "student_mass", "teacher_mass")
 ADAPTER_RANK = 16
 
 CHUNK_TOKENS = 128
-"""Tokens whose full distributions are compared at once."""
+"""The number of tokens per chunk in which full distributions are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RolloutMeasurement:
     """The measurements of one student rollout of T tokens; None without such a signal.
 
     `logprobs` are the student's, scored and not as sampled. `advantage` is the teacher's
-    log-probability `teacher_event_logprobs` minus the student's; in both, a stop token stands for
+    log-probability `teacher_event_logprobs` minus the student's; in both, one stop token represents
     all stop tokens of either model. `divergence` is KL(S || T): exact, a lower bound from the
     teacher's candidates and one tail, or the log-ratio of the sampled token. In these, in the
     overlap, the masses and the coherence, T is the target of the objective: the teacher at the
@@ -151,13 +151,14 @@ def _fill_unknown(
 ) -> Float[Tensor, " T"]:
     """Return the teacher's log-probabilities, the student's at tokens that the teacher lacks.
 
-    The teacher says nothing of them, so there is no gap.
+    The teacher has no score for them, so there is no gap.
     """
     return teacher if unknown is None else torch.where(unknown, student.to(teacher), teacher)
 
 
 class _RolloutMeter:
-    """Measure one rollout chunk by chunk, so that few [tokens, V] matrices exist at once."""
+    """Measure one rollout chunk by chunk, so that few [tokens, V] matrices exist at the same
+    time."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class _RolloutMeter:
         reference: Tensor | None,
         cut: TeacherDistribution | None,
     ) -> None:
-        """Add what the richest part of the teacher's signal tells about a chunk."""
+        """Add the measures of a chunk that the richest part of the teacher's signal allows."""
         if signal.full is not None:
             self._compare_full(student, ids, signal, hidden, reference)
         elif signal.topk_ids is not None and signal.topk_logprobs is not None:
@@ -256,7 +257,7 @@ class _RolloutMeter:
                 student_outside=logprobs[:, signal.outside].exp().sum(dim=-1),
                 teacher_outside=teacher[:, -1].exp(),
             )
-        # A stop token that the teacher lacks is a mistake of the setup, whatever the target is.
+        # A stop token that is missing from the teacher is a setup error for every target.
         self._add(teacher_stop=self._sum_stops(teacher))
         restricted = None
         if self._term is not None:
@@ -294,7 +295,7 @@ class _RolloutMeter:
         assert signal.topk_ids is not None and signal.topk_logprobs is not None
         candidates, logprobs = signal.topk_ids.long(), signal.topk_logprobs
         valid: Bool[Tensor, "T K"] = torch.isfinite(logprobs)
-        # Both distributions become K candidates and one bucket with the rest of the mass. Merging
+        # Both distributions become K candidates and one bucket with the remaining mass. Merging
         # outcomes can only lower a KL, so this divergence is a lower bound.
         student_buckets = F.restrict(student, candidates, valid, "bucket")
         teacher_buckets = F.restrict_candidates(logprobs, valid, "bucket", student.shape[-1])

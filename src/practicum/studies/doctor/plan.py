@@ -28,8 +28,8 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
     fix: list[str] = []
     if not low <= temperature <= high:
         warnings.append(
-            f"answers are drawn at temperature {temperature:g} and learned from at 1, "
-            "so the student practises on answers that it would not give"
+            f"answers are sampled at temperature {temperature:g} and the loss is at 1, "
+            "so the student trains on answers that it would not give"
         )
         fix.append("rollout.temperature=1")
     too_high = compare_with_table(recipe)
@@ -38,12 +38,12 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
         fix += too_high.fix
     elif step > MAX_STEP and recipe.student.lora is None:
         warnings.append(
-            f"one step at learning rate {rate:g} can change what a layer gives out "
+            f"one step at learning rate {rate:g} can change a layer's output "
             f"by {step:.0%} of its size"
         )
         fix.append(f"optimizer.learning_rate={rate * MAX_STEP / step / 10:.1g}")
     text = "; ".join(warnings) or (
-        f"temperature {temperature:g}; one step can change what a layer gives out "
+        f"temperature {temperature:g}; one step can change a layer's output "
         f"by {step:.1%} of its size"
     )
     exact = Interval(step, step, step)

@@ -26,10 +26,10 @@ from practicum.studies.doctor.translation import judge_translation
 from practicum.text import VocabularyMap, make_printable, map_vocabularies
 
 MIN_STOP_GAP = -3.0
-"""Nats by which the teacher's log-probability of stopping may lie below the student's."""
+"""Lower limit of the teacher's log-probability of stopping minus the student's, in nats."""
 
 MAX_OUTSIDE = 0.01
-"""The mean probability of tokens that the other model lacks, above which P1 warns."""
+"""P1 warns above this mean probability of tokens that the second vocabulary lacks."""
 
 MIN_STOP_PROBABILITY = 1e-4
 SPECIAL_SHARE = (0.05, 0.20)
@@ -45,9 +45,10 @@ SUPERVISED = (
 
 
 def refuse_vocabulary(recipe: Recipe, reason: str) -> CheckOutcome:
-    """Return the outcome of P1 for models whose vocabularies contradict each other.
+    """Return the outcome of P1 for two models with contradicting vocabularies.
 
-    The fix lets the teacher read tokens of its own; it learns from given answers if that cannot be.
+    The fix makes the teacher read the text with its own tokenizer. If the recipe does not allow
+    that, the fix trains the student on given answers.
     """
     inner = recipe.teacher.model_dump(mode="json", exclude_unset=True)
     teacher = json.dumps({"type": "translated", "teacher": {"type": recipe.teacher.type, **inner}})
@@ -57,14 +58,16 @@ def refuse_vocabulary(recipe: Recipe, reason: str) -> CheckOutcome:
 
 
 def check_vocabulary(evidence: Evidence) -> CheckOutcome:
-    """P1: Compare the token strings of student and teacher id by id, when the models are loaded,
+    """P1: Compare the token strings of student and teacher id by id when the models are loaded,
     and measure the probability of tokens that only one of them has."""
     tokens = evidence.renderer.vocab_size
-    details = {"answers that their text gives back token by token": _measure_round_trips(evidence)}
+    details = {
+        "share of answers that re-tokenize to the same tokens": _measure_round_trips(evidence)
+    }
     if evidence.translators:
         return judge_translation(evidence, evidence.translators, details)
-    # A pair whose vocabularies contradict each other gets no further without a translation: loading
-    # it raises VocabularyError.
+    # Without a translation, a pair with contradicting vocabularies does not get this far: loading it
+    # raises VocabularyError.
     maps = [
         map_vocabularies(evidence.renderer.tokenizer, scorer.renderer.tokenizer)
         for scorer in evidence.scorers
@@ -83,20 +86,20 @@ def check_vocabulary(evidence: Evidence) -> CheckOutcome:
 def _judge_outside(
     evidence: Evidence, vocabularies: list[VocabularyMap], details: dict[str, float | None]
 ) -> CheckOutcome:
-    """Judge P1 for vocabularies that agree at the ids that both have, by the mass on the others."""
+    """Judge P1 for vocabularies that agree at their shared ids, by the mass on all other tokens."""
     student = evidence.estimate_mean(lambda row: row.student_outside)
     teacher = evidence.estimate_mean(lambda row: row.teacher_outside)
     text = "; ".join(dict.fromkeys(vocabulary.describe() for vocabulary in vocabularies))
     details = {
         **details,
-        "tokens of the teacher alone": float(max(len(v.teacher_names) for v in vocabularies)),
-        "tokens of the student alone": float(max(len(v.student_names) for v in vocabularies)),
+        "tokens only the teacher has": float(max(len(v.teacher_names) for v in vocabularies)),
+        "tokens only the student has": float(max(len(v.student_names) for v in vocabularies)),
     }
     if student is None or teacher is None:
         return CheckOutcome("pass", text, details=details)
     details |= {
-        "the student's probability of its own tokens": student.mean,
-        "the teacher's of its own": teacher.mean,
+        "student's mass on tokens only it has": student.mean,
+        "teacher's mass on tokens only it has": teacher.mean,
     }
     largest = max(student, teacher, key=lambda interval: interval.mean)
     if largest.mean <= MAX_OUTSIDE:
@@ -127,14 +130,14 @@ def check_stop_event(evidence: Evidence) -> CheckOutcome:
     if not ended:
         total = len(evidence.measurements)
         text = (
-            f"none of the {total} answers ended, "
-            "so nothing is known of how the teacher likes its end"
+            f"no answer of {total} ended, "
+            "so the teacher's probability of stopping cannot be measured"
         )
         if student & teacher:
             return CheckOutcome("inconclusive", text, rollouts_needed=4 * total)
         return CheckOutcome("warn", f"{text}; {tokens}", fix=fix)
     if any(row.teacher_stop is None for row in ended):
-        # Only the sampled token is scored, so the teacher's other stop tokens cannot be counted.
+        # Only the sampled token is scored, so further stop tokens of the teacher cannot be counted.
         token = _compute_median([row.teacher_logprobs for row in ended])
         status: Status = "pass" if token > math.log(MIN_STOP_PROBABILITY) else "fail"
         text = (
@@ -170,22 +173,22 @@ def _judge_stops(
     if event < limit:
         text = (
             "where the student stops, the teacher gives all stop tokens together a median "
-            f"probability of {math.exp(event):.2g}: it would go on"
+            f"probability of {math.exp(event):.2g}: it would continue"
         )
     elif token < limit:
         status, details = "warn", {}
-        text = f"{tokens}, at which the student stops too: as one event they agree"
+        text = f"{tokens}, at which the student also stops: as one event they agree"
     elif len(ended) < MIN_ENDED:
         total = len(evidence.measurements)
         status, needs = "inconclusive", math.ceil(total * MIN_ENDED / len(ended))
         text = (
             f"only {len(ended)} of {total} answers ended, "
-            "too few to know how the teacher likes an end"
+            "too few to measure the teacher's probability of stopping"
         )
     elif gap.mean >= MIN_STOP_GAP:
         status, text = "pass", "the teacher stops where the student does"
     else:
-        status, text = "warn", "the teacher would often go on where the student stops"
+        status, text = "warn", "the teacher would often continue where the student stops"
     return CheckOutcome(status, text, gap, "nats", rollouts_needed=needs, details=details)
 
 
@@ -213,7 +216,8 @@ def check_template(evidence: Evidence) -> CheckOutcome:
 
 
 def check_parity(evidence: Evidence) -> CheckOutcome:
-    """P4: Compare log-probabilities as sampled with those as scored, for the student and for the
+    """P4: Compare sampling log-probabilities with scoring log-probabilities, for the student and
+    for the
     teacher."""
     if evidence.scoring_error:
         return CheckOutcome(
@@ -261,9 +265,9 @@ def list_model_keys(recipe: Recipe) -> list[str]:
 
 
 def _measure_round_trips(evidence: Evidence) -> float | None:
-    """Return the share of rollouts whose decoded text encodes to the same tokens.
+    """Return the share of rollouts that decode to text and encode to the same tokens again.
 
-    Only these may travel as text.
+    Only such rollouts may be sent to a teacher as text.
     """
     tokenizer = evidence.renderer.tokenizer
     answers = [rollout.tokens.tolist() for rollout in evidence.rollouts if len(rollout.tokens)]
@@ -285,9 +289,9 @@ def _compute_stop_gap(row: RolloutMeasurement) -> Tensor | None:
 
 
 def _suggest_teacher_stops(evidence: Evidence) -> tuple[str, ...]:
-    """Return the override that makes the student stop at the teacher's tokens too.
+    """Return the override that makes the student also stop at the teacher's stop tokens.
 
-    None if it does already.
+    None if it already does.
     """
     tokenizer = evidence.renderer.tokenizer
     # The student cannot stop at a token that it lacks.
@@ -314,7 +318,7 @@ def _compute_median(columns: list[Tensor | None]) -> float:
 
 
 def _compute_errors(scored: Tensor, sampled: Tensor) -> Tensor:
-    """Return exp |scored - sampled| a token, [T], as in NeMo-RL's probability error."""
+    """Return exp |scored - sampled| per token, [T], as in NeMo-RL's probability error."""
     is_known = ~sampled.isnan()
     return probability_errors(scored[is_known], sampled[is_known])
 
@@ -376,29 +380,32 @@ def _compare_prompts(
     # possible.
     if student.thinking != teacher.thinking or ("<think>" in texts[0]) != ("<think>" in texts[1]):
         text = (
-            "one of the two models writes its thoughts and the other does not, "
-            "by the template's thinking switch"
+            "only one of the two models writes its thoughts, "
+            "because of the template's thinking switch"
         )
         return text, (f"{key}.thinking={json.dumps(student.thinking)}",)
     text = "student and teacher write prompts with different templates, each with its own"
     if teacher.template is not None:
-        text += "; the recipe gives the teacher another one than the model's"
+        text += "; the recipe replaces the template of the teacher's model"
         return text, (f"{key}.template=null",)
     if student.system != teacher.system:
         return f"{text} system turn", (f"{key}.system={json.dumps(student.system)}",)
     gain = _estimate_template_gain(evidence)
     if gain is None or gain.low <= MIN_TEMPLATE_GAIN:
-        return f"{text}, and the teacher finds the answers no likelier after the student's", ()
+        return (
+            f"{text}, and the student's template does not make the answers more likely for the teacher",
+            (),
+        )
     text += (
-        "; after the student's the teacher finds its answers likelier by "
-        f"{format_interval(gain)} nats a token"
+        "; the student's template makes the answers more likely for the teacher, by "
+        f"{format_interval(gain)} nats per token"
     )
     template = student.template or student.tokenizer.chat_template
     return text, (f"{key}.template={json.dumps(template)}",)
 
 
 def _estimate_template_gain(evidence: Evidence) -> Interval | None:
-    """Return the teacher's gain from the student's template, in nats a token."""
+    """Return the teacher's gain from the student's template, in nats per token."""
     if evidence.template_logprobs is None:
         return None
     by_row = {

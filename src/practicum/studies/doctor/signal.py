@@ -34,15 +34,15 @@ MIN_COHERENCE = 0.5
 
 
 def check_overlap(evidence: Evidence) -> CheckOutcome:
-    """P5: Measure how many of the student's 16 likeliest tokens the teacher shares, and the mass of
-    both on them."""
+    """P5: Measure how many of the student's 16 most likely tokens are also the teacher's, and the mass
+    of both on them."""
     ratio = evidence.estimate_mean(lambda row: row.overlap)
     if ratio is None:
         tokens = evidence.renderer.vocab_size
         reason = (
-            f"a vocabulary of {tokens} tokens is too small to compare the {CANDIDATES} likeliest"
+            f"a vocabulary of {tokens} tokens is too small to compare the top {CANDIDATES}"
             if tokens < MIN_OVERLAP_VOCABULARY
-            else "the teacher tells no candidates"
+            else "the teacher returns no candidates"
         )
         return skip_check(evidence.no_signal_reason or reason)
     masses = (
@@ -52,7 +52,7 @@ def check_overlap(evidence: Evidence) -> CheckOutcome:
     smaller = min(mass.mean for mass in masses if mass is not None)
     status = find_worst_status(grade(ratio, *OVERLAP), "pass" if smaller >= MIN_MASS else "warn")
     text = (
-        f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, "
+        f"student and teacher share {ratio.mean:.0%} of their {CANDIDATES} most likely tokens, "
         f"with {smaller:.0%} of the mass"
     )
     fix: tuple[str, ...] = ()
@@ -98,13 +98,13 @@ def check_distance(evidence: Evidence) -> CheckOutcome:
         "share with log T < -10": None if unlikely is None else unlikely.mean,
         **dict(zip(("p50", "p95", "p99", "p99.9"), levels, strict=True)),
     }
-    return CheckOutcome(status, text, mean, "nats a token", fix, details=details)
+    return CheckOutcome(status, text, mean, "nats per token", fix, details=details)
 
 
 def _describe_distance(evidence: Evidence, distance: float) -> str:
-    """Return a sentence with the distance, the two things that it is between, and how it was found."""
+    """Describe the distance: its value, its two ends, and how it was estimated."""
     signals, term = evidence.teacher.capabilities.signals, find_term(evidence.plan)
-    number, how = f"{format_number(distance)} nats a token apart", ""
+    number, how = f"{format_number(distance)} nats per token apart", ""
     subject = "teacher"
     if term is not None and cuts_to_candidates(term.signal) and signals & {"full", "topk"}:
         how = f" over the {term.signal.candidates} candidates of the loss"
@@ -118,14 +118,14 @@ def _describe_distance(evidence: Evidence, distance: float) -> str:
 
 
 def check_depth(evidence: Evidence) -> CheckOutcome:
-    """P7: Compare the models' agreement at the first tokens with that at later ones."""
+    """P7: Compare the models' agreement at the first tokens with their agreement at later tokens."""
     if evidence.no_signal_reason:
         return skip_check(evidence.no_signal_reason)
     has_overlap = any(row.overlap is not None for row in evidence.measurements)
     bins = _choose_bins(evidence)
     if len(bins) < 2:
         return skip_check(
-            f"the answers are too short to have a profile: fewer than {2 * FIRST_BIN_TOKENS} tokens"
+            f"the answers are too short for a profile: fewer than {2 * FIRST_BIN_TOKENS} tokens"
         )
     profile = [
         (start, _estimate_agreement(evidence, start, end, has_overlap)) for start, end in bins
@@ -138,7 +138,9 @@ def check_depth(evidence: Evidence) -> CheckOutcome:
     last = ratios[-1][1]
     status = grade(last, *DRIFT)
     measure = (
-        f"overlap of the {CANDIDATES} likeliest tokens" if has_overlap else "mean of min(1, T / S)"
+        f"overlap of the {CANDIDATES} most likely tokens"
+        if has_overlap
+        else "mean of min(1, T / S)"
     )
     details = {f"{measure} from token {start}": level.mean for start, level in profile}
     if status == "pass":
@@ -146,15 +148,15 @@ def check_depth(evidence: Evidence) -> CheckOutcome:
         return CheckOutcome(status, text, last, details=details)
     position = _find_drift(ratios)
     text = (
-        f"from token {position} on they agree {last.mean:.0%} as much as at the beginning; "
-        "learn from what is before it"
+        f"from token {position} on, agreement is {last.mean:.0%} of that at the beginning; "
+        "train only on the tokens before it"
     )
     fix = override_terms(evidence.recipe, f"weights=prefix({position})")
     return CheckOutcome(status, text, last, "of the first bin", fix, details=details)
 
 
 def check_noise(evidence: Evidence) -> CheckOutcome:
-    """P13: Test if an update sees enough tokens for a signal that has one log-probability a
+    """P13: Test if an update sees enough tokens for a signal that has one log-probability per
     token."""
     mean = evidence.estimate_mean(lambda row: row.divergence)
     length = evidence.estimate_rollout_mean(lambda row: len(row.rollout.tokens))
@@ -163,30 +165,30 @@ def check_noise(evidence: Evidence) -> CheckOutcome:
     settings = evidence.recipe.train
     tokens = settings.prompts_per_step * evidence.plan.n * length.mean / settings.updates_per_step
     # For a small gap the log-ratio of a sampled token has mean KL and variance 2 KL, so the squared
-    # mean over the variance is KL / 2 a token.
+    # mean over the variance is KL / 2 per token.
     ratio = Interval(*(tokens * max(kl, 0.0) / 2 for kl in (mean.mean, mean.low, mean.high)))
     signal = evidence.recipe.objective.signal
     if signal is None or not signal.sampled:
         text = (
-            f"each update sees about {tokens:.0f} tokens with more of the teacher "
-            "than the sampled token: no such noise"
+            f"each update sees about {tokens:.0f} tokens with more of the teacher's "
+            "distribution than the sampled token: no sampling noise"
         )
-        unit = "signal to noise, if sampled tokens alone were used"
+        unit = "signal to noise, if only sampled tokens were used"
         return CheckOutcome("pass", text, ratio, unit)
     if ratio.mean >= MIN_SIGNAL_TO_NOISE:
-        text = f"about {tokens:.0f} sampled tokens an update are enough"
+        text = f"about {tokens:.0f} sampled tokens per update are enough"
         return CheckOutcome("pass", text, ratio, "signal to noise")
     text = (
-        f"about {tokens:.0f} sampled tokens an update are mostly noise; "
-        "ask the teacher for more a token, or more prompts"
+        f"about {tokens:.0f} sampled tokens per update are mostly noise; "
+        "request more of the teacher's distribution per token, or train on more prompts"
     )
     fix = _suggest_less_noise(evidence, ratio.mean)
     return CheckOutcome("warn", text, ratio, "signal to noise", fix)
 
 
 def check_coherence(evidence: Evidence) -> CheckOutcome:
-    """P14: Compare how far the tokens' gradients cancel each other with those of a random
-    teacher."""
+    """P14: Compare how far the tokens' gradients cancel each other with the same measure for a
+    random teacher."""
     if not any(row.coherence is not None for row in evidence.measurements):
         return skip_check(
             evidence.no_signal_reason or "needs the teacher's whole distribution and a plain head"
@@ -201,7 +203,7 @@ def check_coherence(evidence: Evidence) -> CheckOutcome:
         )
     )
     if ratio is None or coherence is None or control is None:
-        return skip_check("the student is so sure of its tokens that nothing pulls at them")
+        return skip_check("the student is so certain of its tokens that their gradients are zero")
     is_coherent = ratio.mean >= MIN_COHERENCE
     text = (
         f"the tokens of an answer pull {'together' if is_coherent else 'against each other'} "

@@ -16,10 +16,11 @@ from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import format_interval, override_terms
 
 SAME_ACCURACY = 0.03
-"""An accuracy gap whose whole interval is within this distance of 0 counts as none."""
+"""An accuracy gap counts as none if its whole interval is within this distance of 0."""
 
 SAME_DISTRIBUTION = 1e-3
-"""Student and teacher count as equal if their KL is surely below this many nats a token."""
+"""Student and teacher count as equal if the whole interval of their KL is below this, in nats per
+token."""
 
 MIN_OF_EACH = 5
 MIN_SOLVED_SOMETIMES = 0.3
@@ -35,15 +36,15 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
     divergence = evidence.estimate_mean(lambda row: row.divergence)
     if divergence and max(abs(divergence.low), abs(divergence.high)) < SAME_DISTRIBUTION:
         text = (
-            "the teacher says what the student says already: "
-            f"{format_interval(divergence)} nats a token apart"
+            "teacher and student already give the same answers: "
+            f"{format_interval(divergence)} nats per token apart"
         )
         return CheckOutcome("fail", text, Interval(0.0, 0.0, 0.0), "of answers")
     student_rewards = evidence.group_rewards(evidence.rollouts)
     if not student_rewards:
-        return skip_check("the task has no verifier, so nobody's answers can be counted")
+        return skip_check("the task has no verifier, so no answer can be graded")
     if evidence.answers is None:
-        return skip_check(evidence.scoring_error or "the teacher writes no answers of its own")
+        return skip_check(evidence.scoring_error or "the teacher writes no answers")
     teacher_rewards = evidence.group_rewards(evidence.answers)
     pairs = [(teacher_rewards[prompt], student_rewards[prompt]) for prompt in student_rewards]
     teacher = [sum(rewards) / len(rewards) for rewards, _ in pairs]
@@ -67,12 +68,12 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
     elif gap.low > 0:
         status = "pass"
     elif gap.high < 0:
-        text += ": the student would unlearn"
+        text += ": the student would get worse"
     elif gap.low >= -SAME_ACCURACY and gap.high <= SAME_ACCURACY:
         text += ": no gap, so nothing to gain"
     else:
         status, needs = "inconclusive", _estimate_answers_needed(teacher_accuracy, student_accuracy)
-        text += f": {len(evidence.rollouts)} answers of each cannot tell them apart"
+        text += f": {len(evidence.rollouts)} answers of each are too few to distinguish them"
     return CheckOutcome(status, text, gap, "of answers", rollouts_needed=needs, details=details)
 
 
@@ -95,7 +96,7 @@ def check_informativeness(evidence: Evidence) -> CheckOutcome:
     if min(right, wrong) < MIN_OF_EACH:
         text = (
             f"{right} right and {wrong} wrong answers; {MIN_OF_EACH} of each are needed "
-            "to compare what the teacher says of them"
+            "to compare the teacher's scores of them"
         )
         needs = _estimate_rollouts_needed(right, wrong)
         return CheckOutcome("inconclusive", text, rollouts_needed=needs)
@@ -115,7 +116,7 @@ def check_informativeness(evidence: Evidence) -> CheckOutcome:
     elif area.low > 0.5:
         status, text = "pass", "the teacher's signal prefers right answers"
     else:
-        text = "whether the teacher's signal prefers right answers cannot be told from so few"
+        text = "so few answers do not show whether the teacher's signal prefers right answers"
         # An interval's width falls with the square root of the number of answers.
         ratio = (area.high - area.low) / 2 / max(abs(area.mean - 0.5), 1e-9)
         needs = max(min(math.ceil(len(rows) * ratio**2), MAX_ROLLOUTS), len(rows) + 1)
@@ -128,7 +129,7 @@ def check_pass_rates(evidence: Evidence) -> CheckOutcome:
     if not rewards:
         return skip_check("the task has no verifier")
     if evidence.samples < 2:
-        return skip_check("one answer a prompt tells no pass rate; use --samples 4")
+        return skip_check("a pass rate needs more than one answer per prompt; use --samples 4")
     sometimes = sum(0.0 < sum(group) / len(group) < 1.0 for group in rewards)
     always = sum(min(group) >= 1.0 for group in rewards)
     share = wilson(float(sometimes), len(rewards))

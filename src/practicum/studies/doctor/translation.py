@@ -1,4 +1,4 @@
-"""Measure how a student's answers are read by a teacher with another tokenizer, for P1."""
+"""Measure how a teacher with another tokenizer reads a student's answers, for P1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from practicum.text.translation import Translator
 from practicum.types import Rollout, ScoreRequest
 
 LONG_SPAN = 6
-"""Tokens beyond which a span's one number says little about each of its tokens."""
+"""In a span of more tokens than this, the span's one number says little about each token."""
 
 MAX_SILENT = 0.01
 """The share of tokens that the teacher cannot read, above which P1 warns."""
@@ -42,8 +42,8 @@ class ReadAnswer:
 def judge_translation(
     evidence: Evidence, translators: Sequence[Translator], details: dict[str, float | None]
 ) -> CheckOutcome:
-    """Judge P1 for a teacher that reads the student's text in tokens of its own."""
-    # Of several teachers each reads every answer, whatever a route would send it.
+    """Judge P1 for a teacher that reads the student's text with its own tokenizer."""
+    # Each of several teachers reads every answer, including answers that a route would not send it.
     answers = [answer for translator in translators for answer in _read(evidence, translator)]
     spans = [(answer, span) for answer in answers for span in answer.spans]
     tokens = sum(len(answer.pieces) for answer in answers)
@@ -99,7 +99,10 @@ def _read(evidence: Evidence, translator: Translator) -> list[ReadAnswer]:
 
 
 def _price_spans(evidence: Evidence, answers: Sequence[ReadAnswer]) -> dict[str, float | None]:
-    """Return the mean log-ratio of student and teacher, in nats, where both have a token and not."""
+    """Return the mean log-ratio of student and teacher, in nats, by kind of span.
+
+    The kinds are spans of one token for both models, and spans of several tokens.
+    """
     by_rollout = {id(row.rollout): row for row in evidence.measurements}
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for answer in answers:
@@ -110,7 +113,9 @@ def _price_spans(evidence: Evidence, answers: Sequence[ReadAnswer]) -> dict[str,
         for span in answer.spans:
             ratios[span.is_single].append(float(ratio[span.student].sum()))
     return {
-        f"student over teacher, nats a span {where}": sum(values) / len(values) if values else None
+        f"student over teacher, nats per span {where}": sum(values) / len(values)
+        if values
+        else None
         for where, values in (
             ("of one token each", ratios[True]),
             ("of several", ratios[False]),
@@ -119,10 +124,10 @@ def _price_spans(evidence: Evidence, answers: Sequence[ReadAnswer]) -> dict[str,
 
 
 def _price_spelling(evidence: Evidence) -> dict[str, float | None]:
-    """Return what the student loses by tokens that its own tokenizer would not have written.
+    """Return the cost of sampled tokens that the student's own tokenizer would not have written.
 
-    It is the student's log-probability of the tokens that encode its text again, less that of the
-    tokens which it sampled, a mean over all answers.
+    The cost is the student's log-probability of its re-encoded text, minus its log-probability of
+    the tokens that it sampled, as a mean over all answers.
     """
     renderer = evidence.renderer
     pairs = [
@@ -135,7 +140,7 @@ def _price_spelling(evidence: Evidence) -> dict[str, float | None]:
     ]
     if not pairs:
         return {}
-    # The others are the same tokens, and lose nothing.
+    # Unchanged answers have no cost.
     requests = [ScoreRequest(row.rollout.prompt_tokens, tokens) for row, tokens in changed]
     signals = evidence.components.parts.sampler.score(requests, Sampled()) if requests else []
     gains = [
@@ -144,8 +149,8 @@ def _price_spelling(evidence: Evidence) -> dict[str, float | None]:
         if signal.logprobs is not None
     ]
     return {
-        "share of answers in other tokens than their text's": len(changed) / len(pairs),
-        "nats an answer that the text's own tokens are likelier by": sum(gains) / len(pairs),
+        "share of answers that re-tokenize differently": len(changed) / len(pairs),
+        "nats per answer gained by re-tokenizing": sum(gains) / len(pairs),
     }
 
 

@@ -67,7 +67,7 @@ def _has_no_right_answer(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.outcome.details.get(TEACHER_ACCURACY) == 0.0
 
 
-# The order is the verdict: a broken setup makes every number below it meaningless, a teacher
+# The order decides the verdict: a broken setup makes every number below it meaningless, a teacher
 # without a gap makes changes pointless, and changes come before more answers, since they change the
 # answers.
 RULES = (
@@ -75,7 +75,7 @@ RULES = (
         "BROKEN-SETUP",
         lambda result: result.check.role == "setup" and result.has_failed,
         "P1, P2 or P4 fails",
-        "the two models do not fit together as the recipe has them",
+        "the two models are incompatible in this recipe",
         20,
     ),
     Rule(
@@ -90,7 +90,7 @@ RULES = (
     Rule(
         "NO-GAP",
         _is_no_gap,
-        "P10 lies within 0.03 of 0, or the two say the same",
+        "P10 lies within 0.03 of 0, or both models give the same answers",
         "there is nothing to learn here",
         22,
     ),
@@ -104,8 +104,8 @@ RULES = (
     Rule(
         "INCONCLUSIVE",
         _has_no_right_answer,
-        "no right answer of the teacher was seen",
-        "nothing shows that this teacher knows the task: ask it more, or other prompts",
+        "the teacher gave no right answer",
+        "nothing shows that this teacher can do the task: use more prompts, or other prompts",
         24,
     ),
     Rule(
@@ -118,7 +118,7 @@ RULES = (
     Rule(
         "INCONCLUSIVE",
         lambda result: result.check.id == "P10" and result.outcome.status == "inconclusive",
-        "P10 cannot be told from so few answers",
+        "P10 is undecided with so few answers",
         "more answers are needed to know",
         24,
     ),
@@ -127,10 +127,10 @@ RULES = (
 
 GO = Rule(
     "GO",
-    # The checks of teacher and start are what GO rests on; without them it is GO all the same.
+    # GO rests on the checks of teacher and start; without them the verdict is still GO.
     lambda result: result.check.role in ("teacher", "start") and result.outcome.status == "pass",
     "otherwise",
-    "nothing stands in the way",
+    "no check found a problem",
     0,
 )
 
@@ -173,7 +173,7 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
             )
         return (
             "SFT, if there are answers to learn from: no teacher scores the tokens, "
-            "and the verifier cannot tell answers apart."
+            "and the verifier gives all answers the same reward."
         )
     if word in ("NO-GO", "NO-GAP"):
         alternative = (
@@ -183,13 +183,13 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
         )
         return f"Not OPD with this teacher. What is left is {alternative}."
     if word == "COLD-START-FIRST":
-        return "SFT on the teacher's answers first, then OPD from what comes of it."
+        return "SFT on the teacher's answers first, then OPD from the resulting student."
     text = "OPD."
     if status.get("P16") == "warn":
         text = (
             f"SFT instead: answers are short and the teacher is {capacity:.0f} times as large."
             if capacity is not None and capacity > LARGE_RATIO
-            else "OPD will do; answers are short, so SFT on the teacher's answers may do as well, "
+            else "OPD should work; answers are short, so SFT on the teacher's answers may work as well, "
             "and it costs less."
         )
     if status.get("P10") == "pass" and can_use_rl:
@@ -199,8 +199,8 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
         )
     if status.get("P10") == "inconclusive":
         text += (
-            " It is not shown that the teacher is better; "
-            f"that needs about {findings['P10'].rollouts_needed} answers per model."
+            " The measured gap does not show that the teacher is better; "
+            f"a decision needs about {findings['P10'].rollouts_needed} answers per model."
         )
     elif status.get("P10") == "not applicable":
         text += " Whether the teacher is better was not measured."
@@ -212,5 +212,5 @@ def _suggest_setup_fixes(findings: Mapping[str, CheckOutcome]) -> str:
     setup = [findings[name] for name in ("P1", "P2", "P3", "P4") if name in findings]
     faulty = [finding for finding in setup if finding.status in ("warn", "fail")]
     fixes = [change for finding in faulty for change in finding.fix]
-    command = f" (write {shlex.join(fixes)})" if fixes else ""
-    return f"None yet: mend the setup{command}, then ask again."
+    command = f" (set {shlex.join(fixes)})" if fixes else ""
+    return f"None yet: fix the setup{command}, then run the doctor again."

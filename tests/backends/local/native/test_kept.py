@@ -14,14 +14,14 @@ from practicum.types import SampleRequest, SamplingParams
 
 
 class Packer:
-    """Packs the weights of a model one by one, and counts which of them it had to pack."""
+    """Packs the weights of a model one by one, and counts the weights that it had to pack."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self.language_model = language_model
         self.packed: list[str] = []
 
     def __call__(self, overlay=None, max_bytes: int = 2**20, panel: int = 48) -> list[str]:
-        """Return the names of the weights that were packed anew; all copies must be right."""
+        """Return the names of the weights that were packed again; all copies must be right."""
         self.packed = []
         weights = dict(self.language_model.model.named_parameters())
         jobs = [

@@ -1,4 +1,4 @@
-"""Weights whose memory goes back to the system are read again, unchanged, when somebody asks."""
+"""Weights that were released to the operating system are read again, unchanged, at the next access."""
 
 import sys
 from pathlib import Path
@@ -26,10 +26,10 @@ def test_mapped_weights_leave_memory_and_come_back_row_by_row(tmp_path: Path) ->
         weight, odd = file.get_tensor("weight"), file.get_tensor("odd")
     weight.sum()
     before = read_file_memory()
-    # Also weights that were computed, and one that is smaller than a page.
+    # Also computed weights, and one that is smaller than a page.
     computed = torch.ones(2**20)
     page_out([weight, odd, computed])
     assert before - read_file_memory() > 24 * 1024
     assert weight[5000, 7] == 5000
-    assert before - read_file_memory() > 24 * 1024, "a row comes back without its neighbours"
+    assert before - read_file_memory() > 24 * 1024, "a row is read without its neighbours"
     assert weight.equal(rows) and odd.equal(torch.ones(3)) and computed.sum() == 2**20

@@ -1,7 +1,9 @@
-"""The decode step of Llama-like models, attention and reverse KL as one compiled program, for float32 weights on x86 processors.
+"""Compile the decode step of Llama-like models, attention and reverse KL into one program.
 
-It is compiled on first use. Without a C compiler, and for other models, texts are decoded through
-transformers' modules.
+It supports float32 weights on x86 processors.
+
+The program is compiled on first use. Without a C compiler, and for other models, texts are decoded
+through transformers' modules.
 """
 
 from torch.distributed.tensor import DTensor
@@ -25,7 +27,7 @@ __all__ = [
 
 
 def name_decoding(language_model: LanguageModel) -> str:
-    """Return how a model decodes, for a run's identity: its tokens may differ between two ways."""
+    """Name how a model decodes, for a run's identity: tokens may differ between implementations."""
     if language_model.decoding is not Decoding.NATIVE:
         return language_model.decoding.value
     library = load_library()
@@ -33,9 +35,10 @@ def name_decoding(language_model: LanguageModel) -> str:
 
 
 def name_ways(engine: str, decoding: str) -> str:
-    """Return how a student samples by an engine and learns, for a run's identity.
+    """Name how a student samples with an engine and how it learns, for a run's identity.
 
-    `decoding` is how it would decode here, which tells how its loss is computed; see `open_kernel`.
+    `decoding` is how the student would decode here, which determines how its loss is computed; see
+    `open_kernel`.
     """
     return f"{engine} (learns by {decoding})"
 
@@ -44,15 +47,16 @@ def open_native(language_model: LanguageModel) -> tuple[NativeLibrary, LlamaWeig
     """Return the program and the model's current weights; None if it cannot run this model."""
     library = load_library() if language_model.decoding is Decoding.NATIVE else None
     weights = find_llama_weights(language_model.model) if library else None
-    # The step reads addresses, and a shard has those of its own rows alone.
+    # The step reads addresses, and a shard only has addresses of its own rows.
     is_sharded = weights is not None and isinstance(weights.embedding, DTensor)
     return None if library is None or weights is None or is_sharded else (library, weights)
 
 
 def open_kernel(language_model: LanguageModel) -> NativeReverseKL | None:
-    """Return the kernel of a student's loss; None if the student would decode in another way.
+    """Return the kernel of a student's loss; None if the student does not decode with the program.
 
-    So the name of its decoding tells a run's identity how its loss is computed too.
+    The name of the student's decoding in a run's identity therefore also determines how its loss is
+    computed.
     """
     library = open_attention(language_model)
     return None if library is None else NativeReverseKL(library)

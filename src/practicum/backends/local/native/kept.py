@@ -1,4 +1,4 @@
-"""Keep the packed copies of weights that do not learn from one decode batch of a model to the next.
+"""Keep the packed copies of frozen weights between the decode batches of a model.
 
 A student that trains its last layers, and a teacher that samples in every step, would pack the
 same weights for every batch.
@@ -14,7 +14,7 @@ from torch import Tensor
 from practicum.backends.local.language_model import LanguageModel
 
 MAX_BYTES = 2**30
-"""The most bytes of packed weights that are kept for a model; what does not fit is packed again."""
+"""The maximum number of bytes of kept packed weights per model; other weights are packed again."""
 
 Packed = Mapping[str, Tensor]
 
@@ -30,14 +30,14 @@ class PackJob:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Packed weights; their sources stay referenced, so no other tensor takes their addresses."""
+    """Packed weights; their sources stay referenced, so no other tensor can get their addresses."""
 
     sources: Sequence[Tensor]
     packed: Packed
 
 
 Key = tuple[int, tuple[tuple[int, int], ...]]
-"""The panel, and the address and version of each source; every change in place raises a version."""
+"""The panel, and the address and version of each source; in-place changes increase versions."""
 
 _kept_of: WeakKeyDictionary[torch.nn.Module, dict[Key, _Kept]] = WeakKeyDictionary()
 
@@ -48,10 +48,10 @@ def pack_weights(
     jobs: Sequence[PackJob],
     max_bytes: int = MAX_BYTES,
 ) -> list[Packed]:
-    """Return the packed weights of each job; those of frozen weights are kept for the next call.
+    """Return the packed weights of each job; packed frozen weights are kept for the next call.
 
-    Weights that learn, those of the overlay and merged adapters are never kept, and a weight that
-    was changed or moved is packed again. A model of which nothing learns keeps nothing before its
+    Trained weights, overlay weights and merged adapters are never kept, and a weight that was
+    changed or moved is packed again. A model without trained weights keeps nothing before its
     second call: most teachers sample once, in their evaluation.
     """
     model = language_model.model

@@ -1,4 +1,4 @@
-"""Layers of Llama-like bodies over a packed row, whose norms, rotations and gates the compiled program computes."""
+"""Compute norms, rotations and gates of Llama-like layers over a packed row, in compiled code."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,12 +22,12 @@ from practicum.backends.local.native.library import NativeLibrary
 def use_native_layers(
     library: NativeLibrary | None, language_model: LanguageModel
 ) -> AbstractContextManager[None]:
-    """Compute packed passes in the block with the program, if there is one, between a layer's products.
+    """Use the program, if any, for all but the matrix products of packed passes in the block.
 
-    The model must be one that decodes by the program: a trial has shown what its layers compute.
+    The model must be one that decodes with the program: a trial has shown what its layers compute.
     """
     model = language_model.model
-    # Dropout is for modules to compute.
+    # Only the modules can compute dropout.
     epsilon = None if library is None or model.training else _find_epsilon(model)
     if library is None or epsilon is None:
         return nullcontext()
@@ -35,7 +35,7 @@ def use_native_layers(
     for number, layer in enumerate(find_layers(model) or ()):
         read = _Layer(library, number, dict(layer.named_modules()), epsilon).read
         wrapped = _wrap_alike(layer.forward, MethodType(type(layer).forward, layer), read)
-        # Any other function in the place of the layer's own knows more than this one.
+        # Do not replace any other function that was put in place of the layer's own.
         if wrapped is not None:
             forwards[layer] = wrapped
     return patch_forwards(forwards)
@@ -44,7 +44,7 @@ def use_native_layers(
 def _wrap_alike(
     wrapper: Callable[..., Tensor], method: MethodType, replacement: Callable[..., Tensor]
 ) -> Callable[..., Tensor] | None:
-    """Return the replacement in what a method is wrapped in, partial calls around it; None if it is in none."""
+    """Wrap the replacement in the same partial calls as the method; None for any other wrapper."""
     if wrapper == method:
         return replacement
     if not isinstance(wrapper, partial):
@@ -60,7 +60,7 @@ def _wrap_alike(
 
 
 def _find_epsilon(model: PreTrainedModel) -> float | None:
-    """Return what the norms of a Llama-like model add to the mean square; None for another model."""
+    """Return the epsilon of the norms of a Llama-like model; None for any other model."""
     if model not in _EPSILONS:
         weights = find_llama_weights(model, merge=False)
         _EPSILONS[model] = weights and weights.epsilon
@@ -68,12 +68,12 @@ def _find_epsilon(model: PreTrainedModel) -> float | None:
 
 
 _EPSILONS: WeakKeyDictionary[PreTrainedModel, float | None] = WeakKeyDictionary()
-"""The answers of `_find_epsilon`: names stay as they are, and to look at them all takes milliseconds."""
+"""The cached results of `_find_epsilon`, which takes milliseconds to read all names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer: its number, its modules by name, and what its norms add to the mean square."""
+    """A layer: its number, its modules by name, and the epsilon of its norms."""
 
     library: NativeLibrary
     number: int
@@ -86,7 +86,7 @@ class _Layer:
         *,
         position_embeddings: tuple[Tensor, Tensor],
         layout: AttentionLayout,
-        **_: Any,  # transformers passes what other layers need
+        **_: Any,  # transformers passes arguments that other layers need
     ) -> Float[Tensor, "1 T D"]:
         """Return the states after the layer."""
         modules = self.modules
@@ -104,11 +104,11 @@ class _Layer:
         states = states[0] + modules["self_attn.o_proj"](attended)
         normed = self._normalize(states, "post_attention_layernorm")
         gates, ups = modules["mlp.gate_proj"](normed), modules["mlp.up_proj"](normed)
-        # A sum and no view of one: FSDP hangs its hooks on what a layer returns.
+        # Return a sum, not a view of a sum: FSDP attaches hooks to the output of a layer.
         return states[None] + modules["mlp.down_proj"](_Gate.apply(gates, ups, self))
 
     def _normalize(self, states: Tensor, name: str) -> Tensor:
-        """Return the states after a norm of the layer, or as they are if it has none of the name."""
+        """Normalize states; return them unchanged if the layer has no norm of this name."""
         norm = self.modules.get(name)
         return states if norm is None else _Norm.apply(states, *norm.parameters(), self)
 

@@ -30,11 +30,11 @@ VECTORS = {
     "AVX512": ("-mavx512f", "-mfma", "-DLANES=16"),
     "AVX2": ("-mavx2", "-mfma", "-DLANES=8"),
 }
-"""The compiler flags of each vector width, named as torch names what it uses of the processor."""
+"""The compiler flags of each vector width, by torch's name of the CPU capability."""
 
 LANES = {"AVX512": 16, "AVX2": 8}
 COMPILE_SECONDS = 120
-"""A compiler that takes longer is stopped; models then decode through their own modules."""
+"""The compiler's time limit, in seconds; after it, models decode through their modules."""
 
 
 Argument = torch.Tensor | ctypes.Structure | float | None
@@ -51,20 +51,21 @@ class NativeLibrary:
 
     @property
     def panel(self) -> int:
-        """The columns of a weight that are multiplied together."""
+        """The number of columns of a weight that are multiplied together."""
         return 3 * self.lanes
 
     def call(self, name: str, *arguments: Argument, threads: int | None = None) -> int:
-        """Call a function with its arguments and, as the last one, a number of threads: torch's by default.
+        """Call a function with its arguments, followed by a number of threads (by default torch's).
 
-        Whole numbers arrive as `long`, others as `float`, contiguous tensors and structs as addresses.
+        Integers are passed as `long`, floats as `float`, contiguous tensors and structs as
+        addresses.
         """
         count = torch.get_num_threads() if threads is None else threads
         return self.functions[name](*map(_convert, arguments), ctypes.c_long(count))
 
 
 def load_library() -> NativeLibrary | None:
-    """Return the program for the vectors that torch uses; None without a compiler or such vectors."""
+    """Return the program for torch's vector width; None without a compiler or supported vectors."""
     return _load(torch.backends.cpu.get_cpu_capability())
 
 
@@ -107,7 +108,7 @@ def _load(vectors: str) -> NativeLibrary | None:
 
 def _compile(compiler: str, vectors: str) -> Path:
     """Return the compiled file; raises OSError or SubprocessError if it cannot be made."""
-    # No file is used on another processor or after another compiler, source or option.
+    # A file is only used with the same processor, compiler, source and options.
     version = _run(compiler, "--version")
     texts = (path.read_text("utf-8") for path in (*SOURCES, HEADER))
     parts = (*texts, version, *FLAGS, *VECTORS[vectors], *read_processor())
@@ -119,7 +120,7 @@ def _compile(compiler: str, vectors: str) -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         _run(compiler, *FLAGS, *VECTORS[vectors], *map(str, SOURCES), "-o", str(made), "-lm")
-        # Two processes may compile at once: each replaces the file with the same content.
+        # Two processes may compile at the same time: each writes the same content.
         made.replace(path)
     return path
 

@@ -1,4 +1,4 @@
-"""Reverse KL and its gradient by the compiled program; see `practicum.objective.compiled`."""
+"""Compute reverse KL and its gradient in compiled code; see `practicum.objective.compiled`."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from practicum.backends.local.native.library import NativeLibrary
 class NativeReverseKL:
     """The kernel of `practicum.functional.chunked.ReverseKLKernel`, for float32 on x86 processors.
 
-    The bits of a row depend neither on the other rows nor on the number of threads.
+    The bits of a row do not depend on the rest of the batch or on the number of threads.
     """
 
     library: NativeLibrary

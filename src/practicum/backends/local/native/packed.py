@@ -1,4 +1,4 @@
-"""Attention of a row's segments by the compiled program, with its gradient; see packed.c."""
+"""Compute the attention of a row's segments and its gradient in compiled code; see packed.c."""
 
 import ctypes
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ class _AttentionStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class NativeSegments:
-    """The segments of a row as the program reads them.
+    """The segments of a row, in the form that the program reads.
 
-    `spans` are the start and length of each part of the row that a segment sees, its own last;
-    `first_span` and `first_past` count the spans, and the keys above, of the segments before.
+    `spans` are the start and length of each part of the row that a segment sees, its own part last.
+    `first_span` and `first_past` count the spans and the ancestors' keys of all earlier segments.
     """
 
     library: NativeLibrary
@@ -50,7 +50,7 @@ class NativeSegments:
 
     @classmethod
     def build(cls, library: NativeLibrary, paths: Sequence[Sequence[range]]) -> "NativeSegments":
-        """Build from the places in the row of each segment and those above it, its own last."""
+        """Build from the row positions of each segment and its ancestors, the segment last."""
         paths = [path for path in paths if path[-1]]
         spans = [(span.start, len(span)) for path in paths for span in path]
         pasts = [sum(map(len, path[:-1])) for path in paths]
@@ -65,7 +65,7 @@ class NativeSegments:
     def can_attend(
         self, queries: Float[Tensor, "T H d"], values: Float[Tensor, "T G e"], dropout: float
     ) -> bool:
-        """Return True if the program computes this attention: in float32, heads of whole vectors."""
+        """Return True if the program supports this attention: float32, heads of full vectors."""
         widths = queries.shape[-1], values.shape[-1]
         is_whole = not any(width % self.library.lanes for width in widths)
         return is_whole and queries.dtype == values.dtype == torch.float32 and dropout == 0.0
@@ -82,7 +82,7 @@ class NativeSegments:
         return _SegmentAttention.apply(queries, keys, values, self, scale)
 
     def call(self, name: str, states: Sequence[Tensor], scale: float, **results: Tensor) -> None:
-        """Call a function of the program on queries, keys, values and perhaps a gradient."""
+        """Call a function of the program on queries, keys, values and optionally a gradient."""
         queries, keys, values = states[:3]
         strided = [s if s.stride(-1) == 1 else s.contiguous() for s in states]
         job = _AttentionStruct(
@@ -104,7 +104,7 @@ class NativeSegments:
 
 
 class _SegmentAttention(torch.autograd.Function):
-    """The attention of `NativeSegments`, which computes the weights again in its backward pass."""
+    """The attention of `NativeSegments`; its backward pass computes the attention weights again."""
 
     @staticmethod
     def forward(

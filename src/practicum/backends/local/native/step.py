@@ -48,7 +48,7 @@ class _ModelStruct(ctypes.Structure):
 class NativeStep:
     """The compiled step over a packed copy of the weights; see `StepProgram`.
 
-    The bits of a row depend neither on the other rows nor on the number of threads.
+    The bits of a row do not depend on the rest of the batch or on the number of threads.
     """
 
     @torch.no_grad()
@@ -70,7 +70,7 @@ class NativeStep:
         cosines, sines = compute_rotations(
             job.language_model, weights.head_width, job.longest, torch.float32
         )
-        # The struct holds addresses: these tensors must live as long as it.
+        # The struct holds addresses: these tensors must live as long as the struct.
         self._tensors = [layers, weights, cosines, sines]
         table = (_LayerStruct * len(layers))(
             *(
@@ -102,13 +102,13 @@ class NativeStep:
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
     ) -> None:
-        """Put a prompt's keys and values into a slot: those of all layers, at some indices."""
+        """Put a prompt's keys and values into a slot; `indices` selects its tokens in `states`."""
         for layer, (keys, values) in states.items():
             self._keys[layer, slot, :, : len(indices)] = keys[indices].transpose(0, 1)
             self._values[layer, slot, :, : len(indices)] = values[indices].transpose(0, 1)
 
     def move_slot(self, source: int, slot: int, length: int) -> None:
-        """Copy a text of so many tokens to another slot."""
+        """Copy a text of `length` tokens to another slot."""
         for store in (self._keys, self._values):
             store[:, slot, :, :length] = store[:, source, :, :length]
 
@@ -120,7 +120,7 @@ class NativeStep:
         }
 
     def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row, and return the hidden states that predict the next ones."""
+        """Append one token to each row; return the hidden states that predict the next tokens."""
         tokens, positions = tokens.contiguous(), torch.tensor(lengths)
         hidden = torch.empty(len(lengths), self._width)
         self.lower = torch.empty_like(hidden) if self._has_lower else None
@@ -150,7 +150,7 @@ def _plan_packing(layer: Mapping[str, Tensor], panel: int) -> PackJob:
 
 
 def _plan_packing_head(head: Head, panel: int) -> PackJob:
-    # Detached, because `data` has a version of its own, which no change of the weight raises.
+    # Use `detach`: `data` has a separate version, which does not increase when the weight changes.
     rows = head.weight.detach()[: head.vocab_size]
     return PackJob([rows], panel, lambda: {"weight": _pack(rows, panel)})
 

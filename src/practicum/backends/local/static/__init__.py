@@ -1,8 +1,8 @@
-"""The decode step of Llama-like models as one static program, captured as a graph on a CUDA device.
+"""Decode Llama-like models with one static program, captured as a graph on a CUDA device.
 
 Everything that a step reads or writes is a tensor of fixed shape on the device: tokens, lengths,
-random streams, stop tests, pages of keys and values. So the device decodes several tokens without
-the host.
+random streams, stop tests, pages of keys and values. The device can therefore decode several tokens
+without the host.
 """
 
 import torch
@@ -25,11 +25,11 @@ ATTENTION: dict[Decoding, Attention] = {
     Decoding.FLASH_GRAPH: attend_by_flash,
     Decoding.MASKED_GRAPH: attend_by_mask,
 }
-"""The attention of each way to decode by the static program, the fastest first."""
+"""The attention functions of the static program, the fastest first."""
 
 
 def choose_settings(language_model: LanguageModel) -> StaticSettings | None:
-    """Return how a model's static program runs, or None if it decodes in another way."""
+    """Return the settings of a model's static program, or None if it does not decode with one."""
     attend = ATTENTION.get(language_model.decoding)
     if attend is None:
         return None

@@ -1,4 +1,4 @@
-"""Attention of one new token of each row over the row's pages."""
+"""Attend from one new token per row over the row's pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from practicum.backends.local.varlen import HAS_PAGES, WIDEST_HEAD, Kernel
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """The pages of each row, how many keys it sees, and the cell in which its new token stands.
+    """The pages of each row, the number of keys that it sees, and the cell of its new token.
 
     Everything has a fixed shape: `reach` is the number of tokens in P pages.
     """
 
     pages: Int[Tensor, "B P"]
     blocks: Int[Tensor, "B P"]
-    """The pages in 32 bits, as the flash kernel takes them; so are `key_counts` and the ends."""
+    """The pages as 32-bit integers for the flash kernel, like `key_counts` and the ends."""
     key_counts: Int[Tensor, " B"]
     cells: Int[Tensor, " B"]
     reach: int
     ends: Int[Tensor, " E"]
-    """The ends of the rows' queries, one each, from 0 on."""
+    """The ends of the rows' queries (one query per row), starting with 0."""
     key_ends: Int[Tensor, " E"]
     mask: Bool[Tensor, "B 1 1 M"]
 
@@ -37,7 +37,7 @@ class PageTable:
         active: Bool[Tensor, " B"],
         page_tokens: int,
     ) -> "PageTable":
-        """Build from the rows' pages and lengths; rows that are not active write into page 0."""
+        """Build from the rows' pages and lengths; inactive rows write into page 0."""
         reach = pages.shape[1] * page_tokens
         index = (lengths // page_tokens).clamp(max=pages.shape[1] - 1)
         page = pages.gather(1, index[:, None])[:, 0]
@@ -70,7 +70,7 @@ def attend_by_mask(
 ) -> Float[Tensor, "B H d"]:
     """Attend over copies of the rows' pages, with a mask."""
     states = (store[table.pages].flatten(1, 2).transpose(1, 2) for store in (keys, values))
-    # The query heads of one group share a key, so they stand as several queries of that head.
+    # The query heads of one group share a key, so pass them as several queries of one head.
     grouped = queries.unflatten(1, (keys.shape[2], -1))
     output = torch.nn.functional.scaled_dot_product_attention(
         grouped, *states, attn_mask=table.mask
@@ -85,7 +85,7 @@ def attend_by_flash(
     table: PageTable,
     kernel: Kernel | None = None,
 ) -> Float[Tensor, "B H d"]:
-    """Attend by torch's flash kernel, which reads each row's pages in place and no further."""
+    """Attend with torch's flash kernel, which reads only each row's pages, in place."""
     compute = kernel or _load_kernel()
     return compute(
         queries,
@@ -102,13 +102,13 @@ def attend_by_flash(
 
 
 def can_attend_by_flash(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
-    """Return True if the flash kernel is for this device, dtype and width."""
+    """Return True if the flash kernel supports this device, dtype and width."""
     fits = head_width % 8 == 0 and head_width <= WIDEST_HEAD
     return HAS_PAGES and device.type == "cuda" and dtype == torch.bfloat16 and fits
 
 
 def _load_kernel() -> Kernel:
-    """Import torch's kernel on use: older versions of torch have none."""
+    """Import torch's kernel on first use: older versions of torch do not have it."""
     from torch.nn.attention.varlen import varlen_attn
 
     return cast(Kernel, varlen_attn)

@@ -13,7 +13,7 @@ from practicum.backends.local.static.weights import StaticLayer, StaticWeights
 
 
 class StaticBody:
-    """The body over packed weights: its norms, rotations and products, and the rows' pages."""
+    """The body over packed weights: norms, rotations and products, and the rows' pages."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class StaticBody:
     def read(
         self, tokens: Int[Tensor, " B"], positions: Int[Tensor, " B"], table: PageTable
     ) -> Float[Tensor, "B D"]:
-        """Append one token to each row, and return the hidden states that predict the next ones."""
+        """Append one token to each row; return the hidden states that predict the next tokens."""
         llama = self._weights.llama
         hidden = llama.embedding[tokens]
         positions = positions.clamp(max=len(self._cosines) - 1)
@@ -78,7 +78,7 @@ class StaticBody:
         norm: Float[Tensor, " d"] | None,
         rotation: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "B G d"]:
-        """Return the heads with their own norm, if they have one, and rotated by their position."""
+        """Return the heads, normalized if there is a head norm, and rotated by their position."""
         cosines, sines = rotation
         if norm is not None:
             heads = self._norm_wide(heads, norm)

@@ -1,6 +1,7 @@
-"""Turn a function of no arguments into one that replays its operations.
+"""Turn a function without arguments into a function that replays its operations.
 
-The function reads and writes tensors that stay where they are, and waits for no number.
+The function reads and writes tensors at fixed addresses, and never waits for a value from the
+device.
 """
 
 import threading
@@ -10,13 +11,13 @@ import torch
 
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]
-"""Return a function that does what the captured one does; the captured one may run before that."""
+"""A function that captures a step and returns its replay; it may run the step before that."""
 
 _CAPTURING = threading.Lock()
-"""Held during a capture: a process may capture one graph at a time."""
+"""Held during a capture: a process may only capture one graph at a time."""
 
 WARM_UPS = 2
-"""The runs before a capture: libraries set themselves up in the first ones."""
+"""The number of runs before a capture: libraries initialize in the first runs."""
 
 
 def run_eagerly(step: Step) -> Step:
@@ -29,18 +30,19 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # A capture needs a stream of its own, and so do the runs before it.
+        # A capture and the runs before it need a separate stream.
         self._stream = torch.cuda.Stream()
 
     def __call__(self, step: Step) -> Step:
-        """Warm the function up, capture it, and return what replays it."""
+        """Warm the function up, capture it, and return a function that replays it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 step()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Another thread may train meanwhile and take memory, which a graph forbids its own thread.
+        # Another thread may train and allocate memory during the capture, which the capturing
+        # thread must not do.
         with (
             _CAPTURING,
             torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
@@ -50,5 +52,5 @@ class CudaCapture:
 
 
 def choose_capture(device: torch.device) -> Capture:
-    """Return how steps are captured on a device."""
+    """Return the capture function for a device."""
     return CudaCapture() if device.type == "cuda" else run_eagerly

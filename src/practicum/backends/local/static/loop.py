@@ -1,8 +1,8 @@
-"""Sample completions by the static program, window by window.
+"""Sample completions with the static program, window by window.
 
-Between two windows the host reads what was drawn, ends completions, and starts others in their
-place. What a window drew after a completion's end is dropped, so a completion does not depend on
-the window's length.
+Between two windows the host reads the drawn tokens, ends completions, and starts new completions in
+their rows. Tokens after a completion's end are dropped, so a completion does not depend on the
+window's length.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -32,7 +32,7 @@ from practicum.types import Sample, SampleRequest, SamplingParams
 
 
 class StaticLoop:
-    """Generates the completions of a call; a row that ends is given to the next one."""
+    """Generate the completions of a call; the next completion takes the row of a finished one."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class StaticLoop:
         self._logprobs: list[list[Tensor]] = [[] for _ in requests]
         self._stopped: set[int] = set()
         self.finished = 0
-        """The number of completions that ended."""
+        """The number of finished completions."""
 
     def run(self, rows: int) -> Steps:
-        """Decode until every completion ended, at most `rows` at a time."""
+        """Decode until all completions have ended, at most `rows` at a time."""
         active: list[StaticRow] = []
         rows = min(rows, self._job.rows) if self._params.max_new_tokens else 0
         self._reserve_first_pages(rows)
@@ -71,7 +71,7 @@ class StaticLoop:
         return [self._build_sample(text) for text in range(len(self._requests))]
 
     def _reserve_first_pages(self, rows: int) -> None:
-        """Make room for the first window at once: a store that grows is copied."""
+        """Reserve the pages of the first window together: a store is copied each time it grows."""
         pool, prompts = self._program.pool, self._job.prompts[:rows]
         longest = [self._find_longest(text) for text in range(len(prompts))]
         while len(longest) > 1 and not self._program.fits(longest):
@@ -80,7 +80,7 @@ class StaticLoop:
         pool.reserve(sum(map(pool.count_pages, map(min, starts, longest))))
 
     def _find_longest(self, text: int) -> int:
-        """Return the most tokens that a completion may have with its prompt."""
+        """Return the maximum number of tokens of a completion with its prompt."""
         return len(self._job.prompts[text]) + self._params.max_new_tokens
 
     @torch.no_grad()
@@ -103,7 +103,7 @@ class StaticLoop:
             yield
 
     def _end_rows(self, active: Sequence[StaticRow], window: WrittenTokens) -> set[int]:
-        """Take over what a window drew, and return the completions that ended; free their pages."""
+        """Store a window's tokens; free the pages of finished completions, and return these."""
         counts = (window.tokens != NO_TOKEN).sum(dim=0).tolist()
         columns = window.tokens.T.tolist()
         pairs = torch.stack([window.sampling_logprobs, window.policy_logprobs]).transpose(0, 2)
@@ -124,8 +124,8 @@ class StaticLoop:
         return ended
 
     def _keep_text(self, store: KeptTexts, row: StaticRow) -> None:
-        """Keep a completion with its prompt, up to its last token but one."""
-        # A text that goes on has to have a token to read: the last one stays for that.
+        """Keep a completion with its prompt, without its last token."""
+        # A continued text needs at least one token to read, so the last token is left for that.
         text = (*self._job.prompts[row.text], *self._tokens[row.text][:-1])
         store.keep(PrefixStates(text, self._program.pool.read_text(row.pages, len(text))))
 
@@ -134,7 +134,7 @@ class StaticLoop:
         completion = self._tokens[text]
         for count, token in enumerate(tokens, start=1):
             completion.append(token)
-            # Stop tokens end a row on the device; only texts are looked for after every token.
+            # Stop tokens end a row on the device; only stop texts are searched after every token.
             if (count == len(tokens) or self._params.stop_texts) and self._check_stops(
                 [completion]
             )[0]:
@@ -161,7 +161,7 @@ def open_static_loop(
     check_stops: Check,
     settings: StaticSettings,
 ) -> StaticLoop | None:
-    """Start sampling, or return None if the model or the texts are not for the static program."""
+    """Start sampling, or return None if the static program does not support model or texts."""
     prompts = [request.prompt_tokens for request in requests]
     longest = max(map(len, prompts)) + params.max_new_tokens
     language_model.check_length(longest)

@@ -1,10 +1,10 @@
-"""Draw the random numbers of completions on the device: the same ones as their CPU streams give.
+"""Draw the random numbers of completions on the device, equal to the numbers of their CPU streams.
 
 A stream of `practicum.backends.local.drawing` is a Mersenne Twister (MT19937, Matsumoto and
-Nishimura 1998). Its words obey a recurrence: word n follows from the words n - 624, n - 623 and
-n - 227. So a stream's state is any 624 consecutive words, and 227 words of all streams are computed
-at once. A counter-based generator such as Philox would take as many operations on tensors, and give
-other numbers than a CPU.
+Nishimura 1998). Its words obey a recurrence: word n is computed from the words n - 624, n - 623 and
+n - 227. A stream's state is therefore any 624 consecutive words, and 227 words of all streams are
+computed at once. A counter-based generator such as Philox would need as many tensor operations, and
+its numbers would differ from the CPU's.
 """
 
 import torch
@@ -14,17 +14,17 @@ from torch import Tensor
 from practicum.backends.local.drawing import count_exponentials, open_random_stream
 
 WORDS = 624
-"""The words of a state."""
+"""The number of words in a state."""
 
 MIDDLE = 397
 """The second word of the recurrence, counted from the first."""
 
 LAG = WORDS - MIDDLE
-"""The words that can be computed at once: the next one needs the first of them."""
+"""The number of words that can be computed at once: the next word needs the first of them."""
 
 UPPER, LOWER, TWIST = 0x80000000, 0x7FFFFFFF, 0x9908B0DF
 STATE_OFFSET = 24
-"""The byte at which the words begin in the state of `torch.Generator`; each has eight bytes."""
+"""The byte offset of the words in the state of `torch.Generator`; each word has eight bytes."""
 
 
 def read_stream(seed: int) -> Int[Tensor, " W"]:
@@ -38,12 +38,13 @@ def draw_exponentials_on_device(
 ) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B W"]]:
     """Draw the variates of one token of each stream, and return the streams' next states.
 
-    The variates are those of `practicum.backends.local.drawing.draw_exponentials`, up to the
-    rounding of a logarithm in float64.
+    The variates equal the results of `practicum.backends.local.drawing.draw_exponentials`, up to
+    the rounding of a logarithm in float64.
     """
     words = _extend(states, 2 * count_exponentials(vocabulary))
     outputs = _temper(words[:, WORDS:])
-    # As torch does: 64 bits from two words, the first one above, of which 53 become a number.
+    # As in torch: join two words to 64 bits, the first word on top, and make a number from 53 of
+    # them.
     bits = ((outputs[:, 0::2] & 0x1FFFFF) << 32) | outputs[:, 1::2]
     return -torch.log1p(-(bits.double() * 2.0**-53)), words[:, -WORDS:]
 
@@ -54,7 +55,7 @@ def _extend(states: Int[Tensor, "B W"], count: int) -> Int[Tensor, "B M"]:
     words[:, :WORDS] = states
     for start in range(0, count, WORDS - 1):
         first, second = words[:, start : start + WORDS - 1], words[:, start + 1 : start + WORDS]
-        # The lowest bit of the two joined words is that of the second.
+        # The lowest bit of the two joined words is the lowest bit of the second.
         twisted = (((first & UPPER) | (second & LOWER)) >> 1) ^ ((second & 1) * TWIST)
         length = min(WORDS - 1, count - start)
         for low in range(0, length, LAG):
@@ -68,7 +69,7 @@ def _extend(states: Int[Tensor, "B W"], count: int) -> Int[Tensor, "B M"]:
 
 
 def _temper(words: Int[Tensor, "B M"]) -> Int[Tensor, "B M"]:
-    """Return the words as the generator gives them out."""
+    """Return the words after the generator's tempering."""
     words = words ^ (words >> 11)
     words = words ^ ((words << 7) & 0x9D2C5680)
     words = words ^ ((words << 15) & 0xEFC60000)

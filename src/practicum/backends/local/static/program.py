@@ -1,8 +1,8 @@
-"""The decode step as one program over tensors of fixed shape, replayed for several tokens.
+"""Run the decode step as one program over tensors of fixed shape, replayed for several tokens.
 
-A step draws a token of each row, writes it down, tests it for a stop, and reads it through the body.
-The host hands a table of the rows to the device, replays the step, and reads what was written: one
-transfer there and one back, whatever the number of tokens.
+A step draws a token for each row, stores it, tests it for a stop, and reads it through the body.
+The host sends a table of the rows to the device, replays the step, and reads the stored tokens: one
+transfer in each direction for any number of tokens.
 """
 
 import sys
@@ -25,17 +25,17 @@ from practicum.backends.local.static.weights import StaticWeights
 from practicum.types import SamplingParams
 
 SLOT, LENGTH, LEFT, PAGES = range(4)
-"""The columns of the table: a row's slot, its tokens so far, those it may still draw, its pages."""
+"""The columns of the table: a row's slot, tokens so far, remaining tokens, and pages."""
 
 NO_TOKEN = -1
-"""Written for a row that had ended before a step."""
+"""Stored for a row that ended before a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaticSettings:
-    """The settings of a static program: `window` tokens are drawn between two looks of the host.
+    """The settings of a static program; the host reads results after every `window` tokens.
 
-    None of them changes a completion by more than rounding.
+    They change completions only by rounding.
     """
 
     attend: Attention
@@ -44,14 +44,14 @@ class StaticSettings:
     page_tokens: int = 256
     """The flash kernel takes pages of multiples of 256 tokens."""
     most_bytes: int = sys.maxsize
-    """Memory for keys and values: rows beyond it wait, but for one."""
+    """Memory for keys and values: rows that exceed it wait, but one row always runs."""
     kept: KeptTexts | None = None
-    """Texts that go on from call to call."""
+    """The kept texts, which later calls continue."""
 
 
 @dataclass(slots=True)
 class StaticRow:
-    """A completion that is being decoded: its slot, its tokens so far, and the pages they are in."""
+    """A completion that is being decoded: its slot, its tokens so far, and their pages."""
 
     text: int
     slot: int
@@ -109,18 +109,18 @@ class StaticProgram:
         self._version = self.pool.version
 
     def start(self, slot: int, hidden: Float[Tensor, " D"], seed: int) -> None:
-        """Give a slot to a completion whose prompt ends in this hidden state."""
+        """Give a slot to a completion; `hidden` is the last hidden state of its prompt."""
         self._hidden[slot] = hidden
         self._streams[slot] = read_stream(seed).to(self._streams.device)
 
     def fits(self, lengths: Sequence[int]) -> bool:
-        """Return True if texts of so many tokens may decode at once; one text always may."""
+        """Return True if texts of these lengths may decode at once; one text always may."""
         pages = sum(map(self.pool.count_pages, lengths))
         return len(lengths) == 1 or pages * self.pool.page_bytes <= self._settings.most_bytes
 
     @torch.no_grad()
     def run(self, rows: Sequence[StaticRow]) -> WrittenTokens:
-        """Draw tokens of all rows: a full window, or as many as any of them may still draw."""
+        """Draw tokens for all rows: a full window, or fewer if no row may draw as many."""
         steps = min(self._settings.window, max(row.left for row in rows))
         self._reserve_pages(rows, steps)
         width = _round_up(max(len(row.pages) for row in rows), self._widest)
@@ -143,19 +143,19 @@ class StaticProgram:
             row.pages += self.pool.take(count)
 
     def _find_replay(self, rows: int, width: int) -> Step:
-        """Return the step for so many rows of so many pages, captured on first use."""
+        """Return the step for `rows` rows of `width` pages, captured on first use."""
         if self._version != self.pool.version:
             # A captured step holds the addresses of the stores.
             self._replays.clear()
             self._version = self.pool.version
         if (rows, width) not in self._replays:
-            # No row is active: the runs before a capture change nothing but slot and page 0's.
+            # No row is active: the runs before a capture only change the spare slot and page 0.
             self._table.zero_()[:, SLOT].fill_(self._rows)
             self._replays[rows, width] = self._settings.capture(lambda: self._step(rows, width))
         return self._replays[rows, width]
 
     def _set_table(self, rows: Sequence[StaticRow]) -> None:
-        """Write the rows into the device's table; the other ones have no completion."""
+        """Write the rows into the device's table; remaining rows have no completion."""
         table = torch.zeros(self._table.shape, dtype=torch.long)
         table[:, SLOT] = self._rows
         for number, row in enumerate(rows):
@@ -167,7 +167,7 @@ class StaticProgram:
         self._count.zero_()
 
     def _step(self, count: int, width: int) -> None:
-        """Draw, write down, test and read one token of each of the first `count` rows."""
+        """Draw, store, test and read one token for each of the first `count` rows."""
         table = self._table[:count]
         slots, lengths, remaining = table[:, SLOT], table[:, LENGTH].clone(), table[:, LEFT]
         active = remaining > 0
@@ -175,7 +175,7 @@ class StaticProgram:
         lines = [torch.where(active, tokens, NO_TOKEN).int()]
         lines += [values.float().view(torch.int32) for values in logprobs]
         self._written[:, :, :count].index_copy_(0, self._count, torch.stack(lines)[None])
-        # The runs before a capture are more than a short window has lines.
+        # A short window has fewer lines than there are runs before a capture.
         self._count.add_(1).remainder_(self._settings.window)
         has_stopped = (tokens[:, None] == self._stops).any(dim=1)
         remaining.copy_(torch.where(has_stopped, 0, (remaining - 1).clamp(min=0)))
@@ -186,7 +186,7 @@ class StaticProgram:
         self._hidden.index_copy_(0, slots, self._body.read(tokens, lengths, pages))
 
     def _draw(self, slots: Int[Tensor, " B"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample the next token of each slot; a slot's random stream goes on."""
+        """Sample the next token of each slot, and advance the slot's random stream."""
         logits = self._head.logits(self._hidden.index_select(0, slots))
         if self._params.temperature == 0:
             noise = logits.new_zeros(len(logits), 0, dtype=torch.float64)
@@ -200,5 +200,5 @@ class StaticProgram:
 
 
 def _round_up(count: int, most: int) -> int:
-    """Return the next power of two, but at most `most`: few different steps are captured."""
+    """Return the next power of two, at most `most`, so that few different steps are captured."""
     return min(1 << (count - 1).bit_length(), most)

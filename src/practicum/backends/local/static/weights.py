@@ -1,4 +1,4 @@
-"""Lay out the weights of a Llama-like body for one token of each row: few products, one dtype."""
+"""Arrange the weights of a Llama-like body for one token per row: few products, one dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class StaticMap:
 
 @dataclass(frozen=True, slots=True)
 class StaticLayer:
-    """A layer: queries, keys and values are one map, and so are the two that the activation joins."""
+    """A layer; queries, keys and values are one map, and so are gate and up projection."""
 
     input_norm: Float[Tensor, " D"]
     qkv: StaticMap
@@ -54,7 +54,7 @@ class StaticLayer:
 class StaticWeights:
     """The weights of a body for the static step; maps are in `dtype`, hidden states in `wide`.
 
-    These are the dtypes that the model's own modules compute in, with autocast or without.
+    The model's own modules compute in the same dtypes, with or without autocast.
     """
 
     llama: LlamaWeights
@@ -71,7 +71,8 @@ class StaticWeights:
 def pack_weights(language_model: LanguageModel) -> StaticWeights | None:
     """Return a copy of the model's current maps, or None if it is not Llama-like.
 
-    Adapters stay beside their weights: added to a weight in bfloat16, a small one would be lost.
+    Adapters stay separate from their weights: a small adapter would be lost if it were added to a
+    weight in bfloat16.
     """
     llama = find_llama_weights(language_model.model, merge=False)
     if llama is None:
@@ -83,7 +84,7 @@ def pack_weights(language_model: LanguageModel) -> StaticWeights | None:
 
 def _pack_layer(layer: Mapping[str, Tensor], wide: torch.dtype, dtype: torch.dtype) -> StaticLayer:
     def widen(name: str) -> Tensor:
-        # A norm that learns is float32 among layers of bfloat16, and is computed so.
+        # A trained norm is float32 even in bfloat16 layers, and is computed in float32.
         return layer[name].to(torch.promote_types(wide, layer[name].dtype))
 
     def join(part: str, *names: str) -> StaticMap:
@@ -102,7 +103,7 @@ def _pack_layer(layer: Mapping[str, Tensor], wide: torch.dtype, dtype: torch.dty
 
 
 def _join_maps(layer: Mapping[str, Tensor], names: Sequence[str], dtype: torch.dtype) -> StaticMap:
-    """Return maps with one input as one map: their outputs stand one after the other."""
+    """Join maps with the same input into one map with concatenated outputs."""
     weights = [layer[f"{name}.weight"].to(dtype) for name in names]
     bias = None
     if any(f"{name}.bias" in layer for name in names):
@@ -114,7 +115,7 @@ def _join_maps(layer: Mapping[str, Tensor], names: Sequence[str], dtype: torch.d
     if not adapted:
         return joined
     down = torch.cat([layer[f"{name}.{DOWN}"].to(dtype) for name in adapted])
-    # Each adapter reaches the outputs of its own map alone.
+    # Each adapter only affects the outputs of its own map.
     ups = [
         layer[f"{name}.{UP}"].to(dtype) if name in adapted else weight.new_zeros(len(weight), 0)
         for name, weight in zip(names, weights, strict=True)
