@@ -110,7 +110,7 @@ def measure_loss(bench: Bench, size: Size, chunk: int) -> Figures:
     try:
         contenders["trl"] = build_trl()
     except ImportError:
-        print("trl is not installed here, so it is left out: pip install 'practicum[peers]'")
+        print("trl is not installed here, so it is left out: pip install -e '.[peers]'")
     small = Size(64, size.vocabulary, size.student, size.teacher)
     errors = {
         name: _measure_error(bench, name, run, small)

@@ -85,7 +85,7 @@ def main() -> None:
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            sys.exit("the plots are drawn by matplotlib: pip install 'practicum[dev]'")
+            sys.exit("the plots are drawn by matplotlib: pip install -e '.[dev]'")
         IMAGES.mkdir(exist_ok=True)
     for plot in made:
         draw(plot)

@@ -43,7 +43,7 @@ def read_versions(names: Sequence[str], python: str) -> dict[str, str]:
 def describe_missing(name: str) -> str:
     """Return the line that tells how to install a missing peer."""
     return (
-        f"{name} is not installed, so it is left out: pip install 'practicum[peers]' (or '{PACKAGES[name][1]}'), or name "
+        f"{name} is not installed, so it is left out: pip install -e '.[peers]' (or '{PACKAGES[name][1]}'), or name "
         "another environment with --peer-python PATH"
     )
 

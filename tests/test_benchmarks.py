@@ -181,7 +181,7 @@ def test_a_missing_peer_is_named_with_what_to_install(
     assert peers.find_installed(["trl"], sys.executable) == []
     peers._read_version.cache_clear()
     assert capsys.readouterr().out == (
-        "trl is not installed, so it is left out: pip install 'practicum[peers]' (or 'trl>=1.16,<1.17'), or name another "
+        "trl is not installed, so it is left out: pip install -e '.[peers]' (or 'trl>=1.16,<1.17'), or name another "
         "environment with --peer-python PATH\n"
     )
 

@@ -25,6 +25,11 @@ fix it.
 from collections.abc import Sequence
 
 
+def suggest_install(extra: str) -> str:
+    """Return how to install one of practicum's extras, for the end of a message."""
+    return f"in the checkout of practicum, run: pip install -e '.[{extra}]'"
+
+
 class PracticumError(Exception):
     """Base of every error meant for a user; `exit_code` is what the command line returns.
 

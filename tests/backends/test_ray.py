@@ -350,7 +350,9 @@ def test_without_ray_the_extra_is_named(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RecipeError, match=r"install it with pip install 'practicum\[ray\]'$"):
+    with pytest.raises(
+        RecipeError, match=r"in the checkout of practicum, run: pip install -e '\.\[ray\]'$"
+    ):
         assemble_run(toy_recipe(models, on_ray()), tmp_path)
 
 

@@ -172,6 +172,8 @@ def test_a_missing_package_is_named_before_anything_runs(monkeypatch: pytest.Mon
     check_installed("number")
     with pytest.raises(
         DataError,
-        match=re.escape("needs the package math-verify; run: pip install 'practicum[tasks]'"),
+        match=re.escape(
+            "needs the package math-verify; in the checkout of practicum, run: pip install -e '.[tasks]'"
+        ),
     ):
         check_installed("math")

@@ -362,7 +362,8 @@ def test_broken_parquet_files_are_refused(folder: Folder, monkeypatch: pytest.Mo
         folder.task(path="rows.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        DataError, match=r"needs the package pyarrow; run: pip install 'practicum\[d"
+        DataError,
+        match=r"needs the package pyarrow; in the checkout of practicum, run: pip install -e '\.\[d",
     ):
         folder.task(path="rows.parquet")
 

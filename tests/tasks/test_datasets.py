@@ -120,5 +120,8 @@ def test_a_hub_name_is_asked_for_by_a_run_and_not_by_a_check(
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs the package datasets; run: pip install 'practicum"):
+    with pytest.raises(
+        DataError,
+        match=r"needs the package datasets; in the checkout of practicum, run: pip install -e '\.\[datasets\]'",
+    ):
         task(tmp_path, path="x/y")

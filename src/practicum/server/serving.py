@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.core.access import name_place, read_admission
-from practicum.errors import RecipeError, ResourceError
+from practicum.errors import RecipeError, ResourceError, suggest_install
 from practicum.models.config import ModelConfig
 from practicum.models.sources import locate, needs_conversion
 from practicum.runs.opening import check_model_files, resolve_run
@@ -59,7 +59,7 @@ def serve(options: ServerOptions) -> None:
         import uvicorn
     except ImportError as error:
         raise RecipeError(
-            "serve needs starlette and uvicorn: pip install 'practicum[server]'"
+            f"serve needs the packages starlette and uvicorn; {suggest_install('server')}"
         ) from error
     from practicum.server.app import build_app
     from practicum.server.limits import RequestLimits

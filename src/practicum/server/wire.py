@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.errors import RecipeError
+from practicum.errors import RecipeError, suggest_install
 from practicum.server.refusals import HttpRefusal
 from practicum.types import Sample
 
@@ -36,9 +36,7 @@ def load_messages() -> ModuleType:
     """Return the message classes; raise RecipeError if the tinker package is missing."""
     package = importlib.util.find_spec("tinker")
     if package is None or not package.submodule_search_locations:
-        raise RecipeError(
-            "serve speaks the messages of the tinker package: pip install 'practicum[server]'"
-        )
+        raise RecipeError(f"serve needs the package tinker; {suggest_install('server')}")
     # Cached above: protobuf refuses to register the same messages twice in a process.
     path = Path(package.submodule_search_locations[0]) / "proto" / "tinker_public_pb2.py"
     spec = importlib.util.spec_from_file_location("practicum.server._messages", path)

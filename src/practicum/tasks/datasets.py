@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from practicum.errors import DataError
+from practicum.errors import DataError, suggest_install
 from practicum.ports import Task, TaskContext
 from practicum.rows.prompt_reader import Count, PromptReader, RowsConfig, Share, build_prompt_set
 from practicum.rows.row_files import ROWS_AT_ONCE, number_rows
@@ -75,8 +75,7 @@ def load_split(config: Config, split: str, base_dir: Path) -> Any:
         import datasets
     except ImportError as error:
         raise DataError(
-            "task.type: 'datasets' needs the package datasets; run: pip install "
-            "'practicum[datasets]'"
+            f"task.type: 'datasets' needs the package datasets; {suggest_install('datasets')}"
         ) from error
     place = _find_local(config.path, base_dir)
     if place is None and not HUB_NAME.fullmatch(config.path):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from practicum.core.strict_json import JsonError, parse_json
 from practicum.core.waits import show_wait
-from practicum.errors import DataError
+from practicum.errors import DataError, suggest_install
 from practicum.ports import (
     Episode,
     Observation,
@@ -222,7 +222,7 @@ def build(config: Config, context: TaskContext) -> Task:
     """Ask the server for the prompts; DataError if it returns none."""
     if importlib.util.find_spec("websockets") is None:
         raise DataError(
-            "task: type openenv needs the package websockets; run: pip install 'practicum[openenv]'"
+            f"task: type openenv needs the package websockets; {suggest_install('openenv')}"
         )
     count = config.train_size + config.heldout_size
     websockets = import_module("websockets")

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from practicum.core.calls import suggest_name
 from practicum.core.randomness import seed_of
-from practicum.errors import DataError
+from practicum.errors import DataError, suggest_install
 from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.sandbox import NoLine
 from practicum.sandbox.deadline import VerifierFailed, VerifierProcess, Walls
@@ -137,8 +137,7 @@ def build(config: Config, context: TaskContext) -> Task:
     """Generate the prompts; DataError if the package, the generator or a setting is missing."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise DataError(
-            "task 'reasoning_gym' needs the package reasoning-gym; run: "
-            "pip install 'practicum[tasks]'"
+            f"task 'reasoning_gym' needs the package reasoning-gym; {suggest_install('tasks')}"
         )
     for name in _SET_BY_RECIPE.keys() & config.config.keys():
         raise DataError(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from practicum.errors import DataError
+from practicum.errors import DataError, suggest_install
 from practicum.ports.gate import LONGEST_TEXT, reject
 from practicum.ports.tasks import ToolProblem
 from practicum.prompts import ToolSchema
@@ -173,8 +173,7 @@ def connect(config: Config) -> PackageServer:
     """Start the server and greet it; DataError if it does not start or does not answer."""
     if importlib.util.find_spec("mcp") is None:
         raise DataError(
-            "task.tools: a tool of type mcp needs the package mcp; run: "
-            "pip install 'practicum[mcp]'"
+            f"task.tools: a tool of type mcp needs the package mcp; {suggest_install('mcp')}"
         )
     try:
         return PackageServer(config)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from practicum.backends.local.language_model import LanguageModel, find_body
-from practicum.errors import ModelError, RecipeError
+from practicum.errors import ModelError, RecipeError, suggest_install
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.models.quantization import QUANTIZATIONS, QuantizationName
 
@@ -144,8 +144,8 @@ def _quietly() -> Iterator[None]:
         yield
     except ImportError as error:
         raise RecipeError(
-            f"quantization needs the package torchao, which cannot be imported ({error}); install "
-            "it with pip install 'practicum[quantization]', or set quantization: nvfp4"
+            f"quantization needs the package torchao, which cannot be imported ({error}); "
+            f"{suggest_install('quantization')}, or set quantization: nvfp4"
         ) from None
     finally:
         logging.disable(before)

@@ -7,7 +7,7 @@ import os
 
 from practicum.backends.ray.config import Config
 from practicum.core.plugins import load_plugin
-from practicum.errors import RecipeError
+from practicum.errors import RecipeError, suggest_install
 from practicum.ports import Backend, BackendContext
 from practicum.ports.paper import PaperBackend
 
@@ -25,8 +25,8 @@ def build(config: Config, context: BackendContext) -> Backend:
         import ray  # noqa: F401
     except ImportError as error:
         raise RecipeError(
-            f"backend 'ray' needs the package ray, which cannot be imported ({error}); install it "
-            "with pip install 'practicum[ray]'"
+            f"backend 'ray' needs the package ray, which cannot be imported ({error}); "
+            f"{suggest_install('ray')}"
         ) from None
     from practicum.backends.ray.cluster_backend import RayBackend
 

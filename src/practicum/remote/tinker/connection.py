@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from practicum.errors import RecipeError, TeacherError
+from practicum.errors import RecipeError, TeacherError, suggest_install
 from practicum.remote.address import AddressConfig, normalize_url, split_host
 from practicum.text import excerpt
 
@@ -196,7 +196,7 @@ def _require_package() -> None:
     except ImportError as error:
         raise RecipeError(
             f"a service is asked through the tinker package, which cannot be imported ({error}); "
-            "install it with pip install 'practicum[tinker]'"
+            f"{suggest_install('tinker')}"
         ) from None
     logging.getLogger("tinker").setLevel(logging.CRITICAL)
 
