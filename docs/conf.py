@@ -28,6 +28,9 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 MARK = re.compile(r"(?<=```yaml\n)# (?:objective|recipe|pipeline|extends|setting|overrides)\n")
 """The first line of an example, which says to the tests what it is."""
 
+FOLDERS = ("evidence", "methods")
+"""Pages with a folder of generated pages."""
+
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 ENTRY = re.compile(r"^- \[([^\]]+)\]\((\w[\w-]*)\.md\)", re.MULTILINE)
 
@@ -36,6 +39,8 @@ def prepare_page(app: Any, page: str, source: list[str]) -> None:
     """Show files of the repository as paths, hide marks of examples, and add the contents."""
     if page == "index":
         source[0] += "\n".join(_build_contents(source[0]))
+    if page in FOLDERS:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{page}/*\n```\n"
     source[0] = MARK.sub("", OUTSIDE.sub(r"\1 (`\2`)", source[0]))
 
 

@@ -1,4 +1,4 @@
-"""`docs/evidence.md`: each claim with the paper's number, ours, its interval and a verdict."""
+"""The pages of `docs/evidence`: each claim with the paper's number, ours, its interval and a verdict."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -19,39 +19,39 @@ from practicum.statistics import t_interval
 COST = "spent/flops"
 
 
-def render_evidence_page(
-    studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]
-) -> str:
-    """Return the generated part: a table of all claims, and a section per stored reproduction."""
-    finished = [study for study in studies if study.name in stored]
+def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
+    """Return a table of the claims of all stored studies with their verdicts."""
     rows = [
-        _build_claim_row(claim, study, stored[study.name])
-        for study in finished
+        [
+            claim.claim,
+            f"[{study.name}](evidence/{name_page(study)})",
+            _cite(claim),
+            f"**{judge_claim(claim, stored[study.name])[0]}**",
+        ]
+        for study in studies
+        if study.name in stored
         for claim in study.spec.claims
     ]
-    head = ["what is claimed", "the paper", "here, with its 95 % interval over seeds", "verdict"]
-    sections = [_render_section(study, stored[study.name]) for study in finished]
-    return "\n".join([_render_table(head, rows), *sections])
+    return _render_table(["claim", "study", "paper", "verdict"], rows)
 
 
-def _build_claim_row(claim: Claim, study: LoadedReproduction, results: Results) -> list[str]:
-    verdict, judgements = judge_claim(claim, results)
-    source = claim.paper if claim.paper.startswith("http") else f"arXiv:{claim.paper}"
-    return [
-        f"{claim.claim} ([{study.name}](#{study.name.replace('_', '-')}))",
-        f"{claim.theirs} ({source})",
-        "<br>".join(judgement.text for judgement in judgements),
-        f"**{verdict}**",
-    ]
+def name_page(study: LoadedReproduction) -> str:
+    """Return the name of a study's file."""
+    return f"{study.name.replace('_', '-')}.md"
 
 
-def _render_section(study: LoadedReproduction, results: Results) -> str:
+def _cite(claim: Claim) -> str:
+    return claim.paper if claim.paper.startswith("http") else f"arXiv:{claim.paper}"
+
+
+def render_study(study: LoadedReproduction, results: Results) -> str:
+    """Return a study's page: its plot, its arms, and the verdict on each claim with its numbers."""
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
     flag = " --full" if results.form == "full" else ""
     lines = [
-        f"\n## {study.name.replace('_', ' ')}\n",
+        f"# {study.name.replace('_', ' ').capitalize()}\n",
         f"{study.spec.question}\n",
-        f"![{study.spec.question}](img/evidence/{study.name}.svg)\n",
+        f"![{study.spec.question}](../img/evidence/{study.name}.svg)\n",
         _render_arms(study, results),
         "",
     ]
@@ -62,7 +62,10 @@ def _render_section(study: LoadedReproduction, results: Results) -> str:
             how = f"shown by {claim.shown_by}" if claim.shown_by else "an explanation, not tested"
             why = f" Why: {claim.why} ({how})."
         numbers = "; ".join(judgement.text for judgement in judgements)
-        lines.append(f"- {claim.claim}: **{verdict}**. {numbers}.{why}")
+        lines.append(
+            f"- {claim.claim}: **{verdict}**. Here: {numbers}. "
+            f"The paper: {claim.theirs} ({_cite(claim)}).{why}"
+        )
     if study.spec.remarks:
         lines.append(f"\n{study.spec.remarks}")
     if is_map(study):
@@ -81,9 +84,9 @@ def _render_section(study: LoadedReproduction, results: Results) -> str:
     minutes = results.seconds / 60
     lines.append(
         f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores "
-        "with other work running."
+        "with other work running. [All studies](../evidence.md)."
     )
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def _render_arms(study: LoadedReproduction, results: Results) -> str:

@@ -1,5 +1,5 @@
-"""The generated parts of docs/methods.md: every paper's recipe with its axes, its claim, the source of its formula,
-and the results measured here.
+"""The generated parts of docs/methods.md, and the page of each method in docs/methods: its axes, its claim, the source
+of its formula, and the results measured here.
 """
 
 from functools import cache
@@ -41,24 +41,23 @@ def _recipe(name: str) -> Recipe:
 
 
 def rows() -> list[list[str]]:
-    """Return one row per paper recipe, by family: its name, its paper, its axes, and the measured results."""
-    return [
-        [
-            f"[{short(name)}](#{short(name)})",
-            recipe.family,
-            source(recipe.paper or ""),
-            FORMULA[recipe.formula],
-            _axes(name),
-            measured(name),
-        ]
-        for name in sorted(PAPERS, key=lambda name: ORDER.index(_recipe(name).family))
-        for recipe in [_recipe(name)]
-    ]
+    """Return one row per paper recipe, by family: what it does, its paper, and the measured gain."""
+    found = []
+    family = ""
+    for name in sorted(PAPERS, key=lambda name: ORDER.index(_recipe(name).family)):
+        recipe, line = _recipe(name), _line(name)
+        if recipe.family != family:
+            family = recipe.family
+            found.append([f"**{family}**", "", "", "", ""])
+        gain = _gain(line).partition(" (")[0] if line else ""
+        found.append(
+            [_link(name), recipe.about, source(recipe.paper or ""), FORMULA[recipe.formula], gain]
+        )
+    return found
 
 
-def sections() -> str:
-    """Return one section per recipe: a description, the paper's claim, differences, and the measured results."""
-    return "\n".join(_section(name) for name in PAPERS)
+def _link(name: str) -> str:
+    return f"[{short(name)}](methods/{short(name)}.md)"
 
 
 def teams() -> list[list[str]]:
@@ -125,9 +124,7 @@ def controls() -> list[list[str]]:
             _gain(off) if off else "",
             adds(line, off) if line and off else "",
         ]
-        found.append(
-            [f"[{short(name)}](#{short(name)})", f"`{describe_axes(control)['loss']}`", *gains]
-        )
+        found.append([_link(name), f"`{describe_axes(control)['loss']}`", *gains])
     return found
 
 
@@ -168,15 +165,17 @@ def _control_line(name: str) -> dict[str, Any] | None:
     return None if control is None else by_fingerprint.get(fingerprint(control))
 
 
-def _section(name: str) -> str:
+def render_page(name: str) -> str:
+    """Return a method's page: a description, the paper's claim, differences, and the measured results."""
     recipe = _recipe(name)
     about = f"{recipe.about[:1].upper()}{recipe.about[1:]} ({source(recipe.paper or '')})."
-    parts = [f"### {short(name)}", about, f"`practicum run {name}`: {_axes(name)}."]
+    parts = [f"# {short(name)}", about, f"`practicum run {name}`: {_axes(name)}."]
     parts += [f"Claim: {_plain(recipe.claim)}", f"Formula: {_plain(FORMULA[recipe.formula])}"]
     parts += [f"Reduced: {_plain(recipe.reduced)}"] if recipe.reduced else []
     parts += [f"Differs: {_plain(recipe.differs)}"]
     found = measured(name)
     parts += [f"Measured: {found}."] if found else []
+    parts.append(f"Family: {recipe.family}. [All methods](../methods.md).")
     return "\n\n".join(parts) + "\n"
 
 

@@ -30,8 +30,10 @@ from laboratory import (
     Results,
     list_reproductions,
     load_reproduction,
+    name_page,
     read_results,
-    render_evidence_page,
+    render_claims,
+    render_study,
 )
 from laboratory.plot import plot
 from practicum import errors, objective, recipe, rollouts
@@ -240,9 +242,7 @@ def _schedules() -> str:
 
 
 def _methods() -> str:
-    return _table(
-        ["recipe", "family", "paper", "formula", "axes", "measured here"], methods_page.rows()
-    )
+    return _table(["recipe", "what it does", "paper", "formula", "gain here"], methods_page.rows())
 
 
 def _controls() -> str:
@@ -623,10 +623,19 @@ def _stored() -> dict[str, Results]:
 
 
 def _evidence() -> str:
-    return (
-        render_evidence_page([load_reproduction(name) for name in list_reproductions()], _stored())
-        + "\n"
-    )
+    return render_claims([load_reproduction(name) for name in list_reproductions()], _stored())
+
+
+def generated_pages() -> dict[Path, str]:
+    """Return the pages of which every line is generated: one per study and one per method."""
+    studies = {name: load_reproduction(name) for name in _stored()}
+    return {
+        DOCS / "evidence" / name_page(studies[name]): render_study(studies[name], found)
+        for name, found in _stored().items()
+    } | {
+        DOCS / "methods" / f"{methods_page.short(name)}.md": methods_page.render_page(name)
+        for name in methods_page.PAPERS
+    }
 
 
 def evidence_plots() -> dict[Path, str]:
@@ -697,7 +706,6 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "schedules": _schedules,
     "methods": _methods,
     "controls": _controls,
-    "method_sections": methods_page.sections,
     "teams": _teams,
     "corrections": _corrections,
     "estimators": _estimators,
@@ -844,6 +852,13 @@ def test_generated_parts_are_what_the_code_says(page):
 def test_what_a_teacher_adds_is_said_from_the_numbers(gains, alone, words):
     line, control = ({"gains": [[0.0, gain, 1.0] for gain in found]} for found in (gains, alone))
     assert methods_page.adds(line, control) == words
+
+
+def test_each_study_and_each_method_has_its_page():
+    pages = generated_pages()
+    assert pages.keys() == {*DOCS.glob("evidence/*.md"), *DOCS.glob("methods/*.md")}
+    old = [path.name for path, text in pages.items() if path.read_text("utf-8") != text]
+    assert not old, "run: python -m tests.test_docs"
 
 
 def test_plots_are_those_of_the_stored_results():
@@ -994,6 +1009,12 @@ if __name__ == "__main__":
     for file, drawn in evidence_plots().items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(drawn, encoding="utf-8")
+    made = generated_pages()
+    for old in {*DOCS.glob("evidence/*.md"), *DOCS.glob("methods/*.md")} - made.keys():
+        old.unlink()
+    for file, text in made.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     for file in [*PAGES, README]:
         before = file.read_text(encoding="utf-8")
         if rewrite(before) != before:

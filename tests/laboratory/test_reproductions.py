@@ -11,7 +11,7 @@ from laboratory import (
     list_reproductions,
     load_reproduction,
     read_results,
-    render_evidence_page,
+    render_study,
     reproduce,
 )
 from laboratory.__main__ import app
@@ -137,7 +137,7 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     assert "unlikely" in free.read_text() and results.readings["free"]["accuracy"]
     drawn = (found.folder / "plot.svg").read_text()
     assert "<svg" in drawn and drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
-    page = render_evidence_page([found.study], {"small": results})
+    page = render_study(found.study, results)
     assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
     assert results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
     with pytest.raises(
@@ -388,7 +388,7 @@ def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
         "before/accuracy/copy",
     } <= read.keys()
     assert results.readings["teacher"].keys() == {"accuracy", "accuracy/sort", "accuracy/copy"}
-    page = render_evidence_page([load_reproduction(file)], {"domains": results})
+    page = render_study(load_reproduction(file), results)
     assert (
         "| arm | accuracy | accuracy/sort | accuracy/copy | accuracy/sort, before | accuracy/copy, before | FLOPs |"
         in page
