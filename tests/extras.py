@@ -297,13 +297,14 @@ def use_peers() -> None:
 
 @uses(
     "dev",
-    *("beartype", "build", "hatch-fancy-pypi-readme", "hatchling", "httpx", "hypothesis"),
+    *("beartype", "build", "furo", "hatch-fancy-pypi-readme", "hatchling", "httpx", "hypothesis"),
     *(
         "import-linter",
         "ipykernel",
         "jsonschema",
         "matplotlib",
         "mpmath",
+        "myst-parser",
         "nbclient",
         "nbformat",
         "pillow",
@@ -343,6 +344,7 @@ TESTS_WITH_TOOLS = (
     "tests/statistics/test_paired.py",
     "tests/tasks/test_openenv.py",
     "tests/test_notebooks.py",
+    "tests/test_site.py",
     "tests/server/test_verbs.py",
     "tests/server/test_protocol.py",
 )

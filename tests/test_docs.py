@@ -623,7 +623,8 @@ def _stored() -> dict[str, Results]:
 
 
 def _evidence() -> str:
-    return render_claims([load_reproduction(name) for name in list_reproductions()], _stored())
+    studies = [load_reproduction(name) for name in list_reproductions()]
+    return render_claims(studies, _stored()) + "\n"
 
 
 def generated_pages() -> dict[Path, str]:

@@ -104,6 +104,6 @@ def test_a_child_that_is_lost_ends_the_run_in_one_line(
 
     monkeypatch.setattr(ChildTrainer, "optim_step", die)
     with pytest.raises(
-        ResourceError, match=r"^the child process was lost in optim_step; go on with --resume$"
+        ResourceError, match=r"^the child process was lost in optim_step; resume with --resume$"
     ):
         toy_run(models, tmp_path, CHILD)

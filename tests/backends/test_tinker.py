@@ -189,7 +189,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
                 own.stop()
 
         with pytest.raises(
-            TeacherError, match=r"no connection for .*\(the state after step 2 is saved; go on with"
+            TeacherError, match=r"no connection for .*\(the state after step 2 is saved; resume with"
         ):
             toy_run(models, tmp_path / "cut", changes, console=Events(end))  # type: ignore[arg-type]
         own.start()

@@ -372,7 +372,7 @@ def test_a_note_that_is_no_text_is_none_and_counted() -> None:
     assert noted[0].rejected == ("type",)
     failed = add_notes([ANSWER, ANSWER], {"x": odd(KeyError("x"))}, moment)
     assert [rollout.notes for rollout in failed] == [{}, {}] and failed[0].rejected == ("error",)
-    with pytest.raises(TeacherError, match="was made of 1 of 2 rollouts"):
+    with pytest.raises(TeacherError, match="returned 1 texts for 2 rollouts"):
         add_notes([ANSWER, ANSWER], {"x": odd(["a"])}, moment)
 
 

@@ -131,7 +131,7 @@ def test_a_missing_package_is_one_line_with_its_command(models, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(
         RecipeError,
-        match=r"^tracking.type: 'wandb' is not installed \(.*\); write pip install wandb, or",
+        match=r"^tracking.type: 'wandb' is not installed \(.*\); run pip install wandb, or",
     ):
         toy_run(models, tmp_path, {"tracking": "wandb"})
     assert not (tmp_path / "toy" / "metrics.jsonl").exists()
@@ -146,7 +146,7 @@ def test_an_unknown_tracker_names_the_nearest(models):
 
 def test_a_password_does_not_belong_into_a_recipe(models):
     with pytest.raises(
-        RecipeError, match="holds a password; write it into MLFLOW_TRACKING_PASSWORD"
+        RecipeError, match="holds a password; set MLFLOW_TRACKING_PASSWORD"
     ) as caught:
         toy_recipe(models, {"tracking": {"type": "mlflow", "uri": "https://me:hunter2@host"}})
     assert "hunter2" not in str(caught.value)

@@ -95,7 +95,7 @@ def test_a_task_without_turns_is_refused():
         )
         with pytest.raises(
             RecipeError,
-            match="conversations are halved; take a task with an even number of `turns`, as",
+            match="conversations are halved; use a task with an even number of `turns`, such as",
         ):
             build_tasks(recipe)
 

@@ -198,6 +198,6 @@ def test_a_ratio_needs_somebody() -> None:
         recipe({"signal": "pair(dpo)", "against": "reference"})
     recipe({"signal": "pair(simpo, choose=reward)"})
     with pytest.raises(
-        RecipeError, match="lets the reference write and there is none; write reference: "
+        RecipeError, match="needs a reference, and the recipe has none; set reference: "
     ):
         recipe({"signal": "pair(orpo)"}, rollout={"source": "join(dataset+reference)"})

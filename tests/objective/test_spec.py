@@ -237,7 +237,7 @@ WRONG = [
     ),
     (
         {"signal": "mc", "estimator": "pathwise"},
-        "no divergence is a sum over; write estimator: score_function",
+        "no exact divergence; set estimator: score_function",
     ),
     (
         {"estimator": "score_function(over=candidates)"},

@@ -57,7 +57,7 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.about and recipe.paper and recipe.claim and recipe.differs and recipe.formula
     by_its_own_words = re.search(
-        r"(formula|equations?) .*(second hand|abstract|summaries|others|description)",
+        r"(formula|equations?) .*(second hand|abstract|summaries|others|description|third-party)",
         recipe.differs,
     )
     assert bool(by_its_own_words) == (recipe.formula == "second_hand")

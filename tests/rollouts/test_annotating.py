@@ -274,7 +274,7 @@ def test_each_note_reads_those_before_it_and_replaces_an_older_one_of_its_name()
         "b": "b['a', 'c', 'error']",
     }
     assert measure_notes(noted, ["a", "c"]) == {"note-a/made": 1.0, "note-c/made": 0.0}
-    with pytest.raises(TeacherError, match="note 'x' was made of 0 of 1 rollouts; every rollout"):
+    with pytest.raises(TeacherError, match="note 'x' returned 0 texts for 1 rollouts"):
         add_notes(rollouts, {"x": Silent()}, moment)
 
 
@@ -346,15 +346,15 @@ def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
         ({"notes": {"answer": {"type": "feedback"}}}, "notes.answer: a placeholder has this name"),
         (
             {"notes": {"hint": {"type": "written", "template": "{a}"}, "a": {"type": "feedback"}}},
-            r"notes.hint.template: \{a\} is made later; write that note before this one",
+            r"notes.hint.template: \{a\} is made later; move that note before this one",
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "a", "author": "reference"}}},
-            "notes.hint.author: there is no reference; write author: student, or a writer",
+            "notes.hint.author: the recipe has no reference; set author: student, or add a writer",
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "a", "writer": "none"}}},
-            "notes.hint.writer: this writer writes nothing; write author: student, or take",
+            "notes.hint.writer: this writer writes nothing; set author: student, or use",
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "a"}}, "rollout.max_staleness": 1},
@@ -362,11 +362,11 @@ def test_fixed_writers_may_work_ahead(models: Path, tmp_path: Path) -> None:
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "{hint}"}}},
-            r"notes.hint.template: \{hint\} stands for the text so far, which unit: run has",
+            r"notes.hint.template: \{hint\} is the note's current text; use it if and only if",
         ),
         (
             {"notes": {"hint": {"type": "written", "template": "a", "unit": "run"}}},
-            r"notes.hint.template: \{hint\} stands for the text so far, which unit: run has",
+            r"notes.hint.template: \{hint\} is the note's current text; use it if and only if",
         ),
         ({"notes": {"hint": {"type": "writen"}}}, "did you mean 'written'"),
     ],

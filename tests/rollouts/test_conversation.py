@@ -331,7 +331,7 @@ def test_where_every_conversation_fails_the_environment_is_broken():
     faults = {letter: {2: KeyError("door")} for letter in "abc"}
     with pytest.raises(
         VerifierError,
-        match=r"failed in all of 3 conversations, in the first with KeyError: 'door'; mend it$",
+        match=r"failed in all of 3 conversations, in the first with KeyError: 'door'; fix the environment$",
     ):
         listen(Listeners(**faults))
 
@@ -479,7 +479,7 @@ def test_the_teacher_speaks_the_first_turns_and_the_student_goes_on(built: RunCo
     assert not any(rollout.loss_mask.any() for rollout in whole)
     rewards = [built.parts.task.reward(rollout) for rollout in whole]
     assert sum(rewards) >= len(rewards) - 3, "it walks as the expert does"
-    with pytest.raises(CapabilityError, match=r"answers have one; write prefix\(length=64\)"):
+    with pytest.raises(CapabilityError, match=r"single answers; use prefix\(length=64\)"):
         collect_rollouts(
             RolloutBatch([], 1, 0, 1),
             TypeAdapter(SourceChoice).validate_python("prefix(turns=1)"),
@@ -507,7 +507,7 @@ def test_a_source_that_cannot_converse_is_refused_in_one_line(
 ):
     with pytest.raises(
         CapabilityError,
-        match="does not write turn by turn, and this task answers every turn; write",
+        match="does not write turn by turn, and this task answers every turn; (set|use)",
     ):
         written(built, source)
     changed = recipe(tmp_path, rollout={"max_new_tokens": 24, "source": source})
@@ -524,7 +524,7 @@ class Deaf(ExpertTeacher):
 
 def test_a_teacher_that_answers_messages_alone_is_refused(built: RunComponents):
     with pytest.raises(
-        CapabilityError, match="cannot go on from tokens, so it can hold no conversation"
+        CapabilityError, match="cannot continue from tokens, so it cannot hold a conversation"
     ):
         written(built, "teacher", teacher=Deaf(built.parts.task, built.parts.renderer, 0.1))
 
@@ -639,7 +639,7 @@ def test_a_run_whose_environment_breaks_is_saved_and_goes_on(
         run(settings, out=tmp_path)
     assert str(caught.value).startswith("step 3: the task's environment failed in all of")
     assert str(caught.value).endswith(
-        "; mend it (the state after step 2 is saved; go on with resume=True)"
+        "; fix the environment (the state after step 2 is saved; resume with resume=True)"
     )
     monkeypatch.undo()
     resumed = run(settings, out=tmp_path, resume=True).folder

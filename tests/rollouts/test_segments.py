@@ -193,9 +193,9 @@ def test_a_damaged_state_is_named():
     segments, client = Segments(2), Counting(a=5, b=1)
     take_step(segments, client, 1, "a", "b")
     (row,) = segments.save_state()
-    with pytest.raises(CheckpointError, match="an answer that waits to go on"):
+    with pytest.raises(CheckpointError, match="an unfinished answer is damaged"):
         segments.load_state([row], [])
-    with pytest.raises(CheckpointError, match="an answer that waits to go on"):
+    with pytest.raises(CheckpointError, match="an unfinished answer is damaged"):
         segments.load_state([{**row, "tokens": None}], [Prompt("a", (Message("user", "a"),))])
 
 

@@ -417,7 +417,7 @@ def test_a_teacher_that_writes_nothing_is_no_author(
 ) -> None:
     with pytest.raises(
         CapabilityError,
-        match=r"lets the teacher write, but this teacher writes no answers; write source",
+        match=r"lets the teacher write, but this teacher writes no answers; set source",
     ):
         write(source, teacher=Choir(built, None))
 
@@ -473,11 +473,11 @@ MISTAKES = {
     "join(replay)": r"rollout\.source\.other: .*'dataset', 'teacher' or 'reference'",
     "join(teacher+teacher)": r"source\.other: .*or several joined by \+, each once",
     "join(teacher, student=-1)": r"source\.student: .*greater than or equal to 0",
-    "reference": r"lets the reference write and there is none; write reference: \{type: self",
+    "reference": r"needs a reference, and the recipe has none; set reference: \{type: self",
     "token_mix(-0.1)": r"source\.teacher: .*greater than or equal to 0",
     "student(1)": r"source 'student' takes no arguments, but 1 values were given",
     "cache": r"rollout\.source\.path: missing",
-    "prefix(5)": r"rollout: a prefix of 5 tokens leaves the student none of its max_new_tokens, 5",
+    "prefix(5)": r"rollout: a prefix of 5 tokens leaves no tokens to the student, because max_new_tokens is 5",
 }
 
 
@@ -538,7 +538,7 @@ SILENT = {
 def test_a_source_that_needs_a_writing_teacher_is_refused_without_one(
     source: str, teacher: str
 ) -> None:
-    text = rf"rollout\.source: .* lets the teacher write, but teacher '{teacher}' writes no answers; write source: student, "
+    text = rf"rollout\.source: .* lets the teacher write, but teacher '{teacher}' writes no answers; set source: student, "
     with pytest.raises(CapabilityError, match=text):
         recipe_with(source, SILENT[teacher])
 

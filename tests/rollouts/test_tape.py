@@ -327,11 +327,11 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "unequal columns": (
         json.dumps({**GOOD, "tokens": [7, 2]}),
-        r"differ in length\); give the rollouts\.jsonl of a run",
+        r"differ in length\); give an",
     ),
     "another question": (
         json.dumps({**GOOD, "prompt_tokens": [3, 7, 4]}),
-        r"row 1 answers another prompt than 'p' is here",
+        r"row 1 answers a different prompt than the 'p' of this run",
     ),
     "too long": (
         json.dumps(GOOD),

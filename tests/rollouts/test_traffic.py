@@ -237,7 +237,7 @@ def test_a_run_learns_from_users_is_resumed_and_read_again_with_the_same_bytes(m
     assert [row["notes"]["next_state"] for row in learned] == ["cd", "<unk> ba", "a", "b"]
     metrics = rows(tmp_path / "toy" / "metrics.jsonl")
     assert [row["turns_open"] for row in metrics] == [1.0, 2.0]
-    with pytest.raises(RecipeError, match="turns would be learned from twice or never"):
+    with pytest.raises(RecipeError, match="would learn from some turns twice or never"):
         toy_run(
             models,
             tmp_path / "again",
@@ -400,7 +400,7 @@ def test_only_holders_of_the_token_are_answered(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"rollout.n": 2}, "rollout.n is 2, and a user gets one answer; write n: 1"),
+        ({"rollout.n": 2}, "rollout.n is 2, and a user gets one answer; set n: 1"),
         ({"rollout.source": "student"}, "does not listen to users"),
         ({"task": TASK}, "served needs users, and this task has none"),
         ({"task": {"type": "served", "task": {"type": "walker"}}}, "replies to its answers itself"),

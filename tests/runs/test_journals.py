@@ -69,7 +69,7 @@ def test_the_line_of_a_damage_is_named(models: Path, killed: Path, tmp_path: Pat
     path = out / "toy" / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], flip_bit(lines[2]), *lines[3:]]))
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl line 3 differs from what"):
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl line 3 differs from the lines"):
         toy_run(models, out, STEPS, resume=True)
 
 

@@ -126,10 +126,10 @@ MODEL: dict[str, Any] = {"type": "model", "model": "somewhere"}
     ("fields", "words"),
     [
         ({"template": "{question}"}, "every answer gets the same grade"),
-        ({"scale": [9, 0]}, "from 9 to 0 is none"),
-        ({"at_least": 0}, "rejects everything or nothing; write a grade above 0 and up to 9"),
+        ({"scale": [9, 0]}, "9 to 0 is no range"),
+        ({"at_least": 0}, "rejects everything or nothing; set a grade above 0 and up to 9"),
         ({"at_least": 10}, "rejects everything or nothing"),
-        ({"scale": [-1, 1]}, "from -1 to 1 is none"),
+        ({"scale": [-1, 1]}, "-1 to 1 is no range"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:
@@ -237,7 +237,7 @@ def test_a_judge_that_returns_text_is_said_and_nothing_is_learned(
     models: Path, stub: Grader, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = toy_run(models, tmp_path, build_changes(stub, tmp_path)).folder
-    assert "none of 8 answers got a grade (8 no_number); look at its template" in caplog.text
+    assert "none of 8 answers got a grade (8 no_number); check" in caplog.text
     assert curve(folder, "grad_norm") == [0.0]
 
 
@@ -358,5 +358,5 @@ def test_several_votes_decide_and_a_tie_teaches_nothing(
 
 
 def test_votes_that_cannot_differ_are_refused() -> None:
-    with pytest.raises(ValidationError, match="votes at temperature 0 are all the same"):
+    with pytest.raises(ValidationError, match="votes at temperature 0 are all equal"):
         Config.model_validate({"teacher": {"type": "self"}, "votes": 3})

@@ -131,7 +131,9 @@ def test_a_recipe_with_an_impossible_scorer_is_refused(
 
 def test_a_critic_of_a_later_scorer_is_refused(models: Path, tmp_path: Path) -> None:
     scorers = {"critic": {"type": "value", "reward": "orm"}, "orm": {"type": "outcome"}}
-    with pytest.raises(RecipeError, match=r"no scorer 'orm' comes before it; write verifier$"):
+    with pytest.raises(
+        RecipeError, match=r"no scorer 'orm' is listed before this one; set verifier$"
+    ):
         toy_run(models, tmp_path, {"scorers": scorers})
 
 

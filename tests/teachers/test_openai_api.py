@@ -713,7 +713,7 @@ def test_a_run_whose_server_dies_is_saved_and_goes_on_as_if_nothing_had_happened
 
     with pytest.raises(
         TeacherError,
-        match=r"step 3: .*no connection.* \(the state after step 2 is saved; go on with resume=True\)",
+        match=r"step 3: .*no connection.* \(the state after step 2 is saved; resume with resume=True\)",
     ):
         toy_run(models, tmp_path / "cut", changes, console=Dies())  # type: ignore[arg-type]
     server.start()

@@ -219,7 +219,7 @@ def test_a_server_is_told_what_not_to_write_and_a_token_it_writes_all_the_same_i
     )
     assert remote.params[0].banned_ids == {11, FIRST, SECOND}
     assert remote.params[0].stop_ids == {2}
-    with pytest.raises(TeacherError, match=f"wrote token {FIRST}, which the student lacks"):
+    with pytest.raises(TeacherError, match=f"generated token {FIRST}, which the student lacks"):
         translated(Remote((7, FIRST))).sample([SampleRequest(PROMPT, 0)], SamplingParams(4))
     with pytest.raises(CapabilityError, match="a service cannot ban the 3 tokens"):
         refuse_banned_ids(remote.params[0], "a service")

@@ -317,7 +317,7 @@ def test_a_teacher_that_fails_ends_the_run_at_its_step_and_a_resume_is_exact(
     monkeypatch.setattr(asynchronous, "score_with", failing)
     with pytest.raises(TeacherError) as caught:
         toy_run(models, tmp_path, ahead(2))
-    said = "step 4: the server is gone (the state after step 3 is saved; go on with resume=True)"
+    said = "step 4: the server is gone (the state after step 3 is saved; resume with resume=True)"
     assert str(caught.value) == said and caught.value.exit_code == 5
     assert_same_run(whole, toy_run(models, tmp_path, ahead(2), resume=True).folder)
 

@@ -154,7 +154,9 @@ def test_a_term_that_asks_for_more_is_refused(term, error):
 
 def test_single_answers_have_no_world(models, tmp_path):
     recipe = toy_recipe(models, {"objective": {"losses": [DISTIL, WORLD]}})
-    with pytest.raises(CapabilityError, match=r"objective.losses\[1\].source: this task's answers"):
+    with pytest.raises(
+        CapabilityError, match=r"objective.losses\[1\].source: this task has single answers"
+    ):
         assemble_run(recipe, tmp_path)
 
 

@@ -126,7 +126,7 @@ def find_scorer_problems(
     if not PREFERRED & set(rollout.source.other_writers):
         problems += [
             f"scorers.{name}: it learns to prefer the teacher's answers to the student's, and with "
-            f"rollout.source: {rollout.source.name} no rollout is the teacher's; write "
+            f"rollout.source: {rollout.source.name} no rollout is the teacher's; set "
             "rollout.source: join(teacher), or join(dataset) for stored answers"
             for name, config in scorers.items()
             if config.imitates_teacher

@@ -177,7 +177,7 @@ def leave_run(ending: Ending, step: FinishedStep) -> None:
     if ending.signal is not None and not ending.is_last(step.number):
         name = signal.Signals(ending.signal).name
         reason = f"stopped by {name} after step {step.number} of {ending.steps}"
-        go_on = f"go on with {spell_options(resume=True)}"
+        go_on = f"resume with {spell_options(resume=True)}"
         raise Interrupted(ending.signal, f"{reason}; the state is saved, {go_on}")
 
 

@@ -242,7 +242,7 @@ class _PipelineRun:
         number = stop()
         if number is not None and stage.number < count:
             name = signal.Signals(number).name
-            go_on = f"go on with {spell_options(resume=True)}"
+            go_on = f"resume with {spell_options(resume=True)}"
             raise Interrupted(number, f"stopped by {name} after its last step; {go_on}")
 
     def _resolve_model(self, model: Mapping[str, Any]) -> str:

@@ -133,7 +133,7 @@ class Session:
         number = self.stop()
         if number is not None and step <= self.recipe.train.steps:
             reason = f"stopped by {signal.Signals(number).name} before step {step}"
-            go_on = f"go on with {spell_options(resume=True)}"
+            go_on = f"resume with {spell_options(resume=True)}"
             raise Interrupted(number, f"{reason}; nothing is lost, {go_on}")
 
     def _train(

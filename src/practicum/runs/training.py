@@ -62,7 +62,7 @@ class Training:
             saved = self.saving.saved
             state = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
             kind = VerifierError if isinstance(error, VerifierError) else TeacherError
-            go_on = f"go on with {spell_options(resume=True)}"
+            go_on = f"resume with {spell_options(resume=True)}"
             reason = f"step {measured_step + 1}: {error} ({state}; {go_on})"
             raise kind(reason) from error
 

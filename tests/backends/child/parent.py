@@ -79,7 +79,7 @@ class ChildBackend:
                     log.info(value)
             except (EOFError, BrokenPipeError, ConnectionResetError) as error:
                 raise ResourceError(
-                    f"the child process was lost in {method}; go on with --resume"
+                    f"the child process was lost in {method}; resume with --resume"
                 ) from error
 
     def close(self) -> None:

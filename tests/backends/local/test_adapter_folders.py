@@ -70,7 +70,7 @@ def test_a_student_with_lora_goes_on_with_the_adapter_itself(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"r": 2}, r"rank 2 and alpha 8 and student\.lora rank 4 and alpha 8; write"),
+        ({"r": 2}, r"rank 2 and alpha 8 and student\.lora rank 4 and alpha 8; set"),
         ({"use_rslora": True}, r"rank 4 and alpha 16 and student\.lora rank 4 and alpha 8"),
         ({"target_modules": ["q_proj"]}, r"adapts 2 weights and student\.lora 14 \(it does not"),
         ({"use_dora": True}, r"more than plain low-rank adapters"),

@@ -179,7 +179,7 @@ def test_directions_may_be_letters() -> None:
 
 
 def test_more_boxes_than_turns_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 boxes take as many turns at least; raise turns"):
+    with pytest.raises(ValueError, match="3 boxes need at least as many turns; raise turns"):
         sokoban.Config(boxes=3, turns=2)
 
 

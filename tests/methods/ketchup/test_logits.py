@@ -234,15 +234,15 @@ def test_log_probabilities_alone_are_refused_in_one_line() -> None:
 EXPERT = {"teacher": {"type": "expert"}, "task": {"type": "walker"}}
 POOL = {"teacher": {"type": "pool", "teachers": {"a": {"type": "self"}, "b": {"type": "self"}}}}
 REFUSED = [
-    ({}, EXPERT, "'expert' gives log-probabilities and no raw logits; write signal: sampled"),
+    ({}, EXPERT, "'expert' gives log-probabilities and no raw logits; set signal: sampled"),
     ({}, POOL, "'pool' gives log-probabilities and no raw logits"),
     (
         {},
         {"teacher": {"type": "openai_api", "url": "http://127.0.0.1:9/v1", "model": "m"}},
         "cannot give signal",
     ),
-    ({"estimator": "score_function(gamma=1)"}, {}, "signal 'logits' has a return of its own"),
-    ({"divergence": "forward_kl"}, {}, "signal 'logits' has a return of its own"),
+    ({"estimator": "score_function(gamma=1)"}, {}, "signal 'logits' defines its own return"),
+    ({"divergence": "forward_kl"}, {}, "signal 'logits' defines its own return"),
     ({"reward": "modulate"}, {}, "reward 'modulate' reads log T - log S"),
     ({"clip": "advantage(-5, 5)"}, {}, "clip 'advantage' is of log T - log S"),
     ({"signal": "logits(0)"}, {}, "greater than or equal to 1"),

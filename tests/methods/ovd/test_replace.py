@@ -209,7 +209,7 @@ JUDGE = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
         ({"scorers": {"grade": {"type": "outcome"}}}, "scorer 'grade' rejects no answers"),
         ({"rollout.max_staleness": 1}, "guides the replace; set max_staleness: 0"),
         ({"teacher": {"type": "none"}, "objective": {"signal": "score"}}, "lets the teacher write, but"),
-        ({"rollout.source": "replace(grade, writer=reference)"}, "lets the reference write and there is none"),
+        ({"rollout.source": "replace(grade, writer=reference)"}, "needs a reference, and the recipe has none"),
         ({"rollout.source": "replace(grade, tries=0)"}, "greater than or equal to 1"),
     ],
 )  # fmt: skip

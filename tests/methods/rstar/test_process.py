@@ -202,7 +202,7 @@ def test_the_search_goes_on_from_what_the_scorer_likes(built: RunComponents) -> 
 
 def test_a_scorer_of_whole_answers_cannot_guide(built: RunComponents) -> None:
     with pytest.raises(
-        CapabilityError, match="needs one number a step, and this scorer says one an"
+        CapabilityError, match="needs one number per step, and this scorer returns one per an"
     ):
         collect(built, Favourite({}, per_token=False))
 
@@ -213,7 +213,7 @@ def test_a_scorer_of_whole_answers_cannot_guide(built: RunComponents) -> None:
         ({"scorers": {}}, "search(scorer=steps): no scorer is named 'steps'; add it to scorers"),
         (
             {"rollout": {**CHANGES["rollout"], "max_staleness": 1}},
-            "guides the search; write max_st",
+            "guides the search; set max_st",
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_stage_goes_on_from_the_scorer_of_another(spaced: Path, tmp_path: Path
         for stage in sorted((folder / "stages").iterdir())
     ]
     assert [int(state["steps"]) for state in states] == [2, 4]
-    with pytest.raises(ModelError, match=r"holds no state of a scorer 'other'; name a stage"):
+    with pytest.raises(ModelError, match=r"holds no state of a scorer 'other'; set a stage"):
         find_state(str(folder / "stages" / "01-one" / "model"), "other")
     data["stages"][1]["scorers"]["steps"]["begin"]["model"]["stage"] = "three"
     with pytest.raises(RecipeError, match=r"scorers.steps.begin.model: no stage named 'three'"):

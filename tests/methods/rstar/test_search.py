@@ -297,7 +297,9 @@ def test_answers_without_a_reward_are_counted_and_change_no_value(
     undecided = [rollout for rollout in rollouts if rollout.reward is None]
     assert measure_search(rollouts)["search_undecided"] == len(undecided) / len(rollouts) > 0
     assert f"search: {len(undecided)} of {len(rollouts)} answers have no reward" in notes[0]
-    with pytest.raises(DataError, match=r"the task gave none of 6 answers one; give the rows"):
+    with pytest.raises(
+        DataError, match=r"all 6 answers have no reward; add reference answers to the rows"
+    ):
         search(built, "search", Silent(), n=2)
 
 
@@ -381,7 +383,7 @@ def test_answers_that_a_second_model_does_not_reach_have_no_loss(built: RunCompo
 
 def test_agreement_needs_a_model_that_goes_on_from_tokens(built: RunComponents) -> None:
     teacher = ParrotTeacher(accepts_tokens=False)
-    with pytest.raises(CapabilityError, match="cannot go on from tokens; take a model that can"):
+    with pytest.raises(CapabilityError, match="cannot continue from tokens; use a model that can"):
         search(built, "search(agree=teacher)", teacher=teacher)
 
 
@@ -458,7 +460,7 @@ def strip(row: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             {"rollout": {"source": "search(agree=reference)"}},
-            "lets the reference write and there is none",
+            "needs a reference, and the recipe has none",
         ),
         ({"rollout": {"source": "search(step=comma)"}}, "'line', 'paragraph' or 'word'"),
     ],

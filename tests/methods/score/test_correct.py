@@ -262,7 +262,7 @@ def test_what_cannot_correct_is_refused():
         Slipping(1), teacher, RENDERER, environment=environment, task=BareTask()
     )
     source = TypeAdapter(SourceChoice).validate_python("correct")
-    with pytest.raises(CapabilityError, match="this task has none; write correct"):
+    with pytest.raises(CapabilityError, match="this task has no expert; set correct"):
         collect_rollouts(RolloutBatch(PROMPTS, 1, seed=7, step=3), source, writers, PARAMS)
     bare = replace(writers, environment=None)
     with pytest.raises(CapabilityError, match="correct needs conversations"):

@@ -26,5 +26,5 @@ def test_a_filled_note_is_chosen_by_the_verdict() -> None:
         "not {answer} x",
         None,
     ]
-    with pytest.raises(ValidationError, match="write correct, incorrect or both"):
+    with pytest.raises(ValidationError, match="set correct, incorrect or both"):
         filled.Config()

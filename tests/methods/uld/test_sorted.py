@@ -100,16 +100,16 @@ def test_a_teacher_whose_own_tokens_are_one_sum_is_refused() -> None:
     student, signal, _ = pair()
     folded = TeacherDistribution(full=signal.full, outside=OUTSIDE)
     assert len(OWN) == len(OWN_TOKENS)
-    with pytest.raises(TeacherError, match="only the common ones are known; write signal: full"):
+    with pytest.raises(TeacherError, match="only give their common tokens; set signal: full"):
         compare(SORTED, student.log_softmax(-1), folded)
 
 
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [
-        ({"divergence": "jsd"}, "has a distance of its own; leave out divergence"),
+        ({"divergence": "jsd"}, "has a fixed distance; leave out divergence"),
         ({"estimator": "score_function"}, "leave out target and estimator"),
-        ({"clip": "entries(0.1)"}, "sorted probabilities have none; write clip: loss"),
+        ({"clip": "entries(0.1)"}, "sorted probabilities have none; set clip: loss"),
     ],
 )
 def test_what_it_cannot_go_with_is_refused(choice, reason) -> None:

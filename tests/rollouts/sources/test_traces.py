@@ -170,7 +170,7 @@ def test_what_this_student_did_not_write_is_refused(renderer: Renderer, tmp_path
     other["nodes"][0]["token_ids"][0] += 1
     path = write(tmp_path / "t.jsonl", other)
     (answer,) = read_traced_answers(path)
-    with pytest.raises(DataError, match="line 1: the prompt of 'a' differs from token 0 on"):
+    with pytest.raises(DataError, match="line 1: from token 0 on, the prompt of 'a' differs"):
         load_traced_rollouts(path, [answer.prompt], renderer, 64)
     with pytest.raises(DataError, match=r"has 8 tokens after its prompt; raise rollout\.max_new"):
         load_traced_rollouts(write(path, talk(renderer)), [answer.prompt], renderer, 7)
