@@ -1,4 +1,4 @@
-"""Write the performance page and its plots from the recorded lines: docs/performance.md, docs/img/performance-*.svg.
+"""Write the results in docs/performance.md and their plots, docs/img/performance-*.svg, from the recorded lines.
 
 python -m benchmarks page
 """
@@ -6,6 +6,7 @@ python -m benchmarks page
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,32 +24,10 @@ LINES, PAGE, IMAGES = (
 
 Line = dict[str, Any]
 
-INTRODUCTION = """# Performance
-
-Each goal, its measurement, and the result: pass or fail, nothing left out.
-`python -m benchmarks page` writes this page and its plots from the lines of `performance.jsonl`,
-which `python -m benchmarks NAME --record` appends; `python -m benchmarks --help` lists the names.
-[Measured](measured.md) has the figures of the quick start.
-
-- Ratios compare processor seconds of one thread within one round: contenders take turns (A B C,
-  then C B A), the first rounds are dropped, and the table shows the median of the rounds with the
-  least and the greatest. Starting up is in wall seconds, unless the row says processor.
-- Every contender is checked before it is timed: losses and gradients against float64, samplers by
-  the log-probabilities of their samples, whole steps by the loss of given answers.
-- A goal is missed if the median misses it; *pass in its best round only* means that one round
-  reached it. If rounds disagree and are further apart than 15 % of their median, the measurement
-  is void.
-- Memory is the growth of the peak resident set in a separate process; for a whole step it is that
-  of the whole process.
-- The floor of a decode step is the time to read all weights, or the step's arithmetic, at the
-  ceilings measured in the same run.
-- Models have random weights. Mixed lengths are geometric: a random set of stop tokens ends
-  answers after 64 tokens on average, at most 256. TRL runs in float32, without gradient
-  checkpointing, logging and saving, in a separate process, with the same folders, prompts and
-  stop tokens. Its fused kernel is written in Triton, which a CPU lacks: it falls back to torch.
-- A goal with two thresholds has the higher one where the core is idle (a load of at most 1.5) and
-  has AVX-512, and the lower one elsewhere.
-"""
+BLOCK = re.compile(
+    r"(<!-- generated: performance -->\n).*?(?=<!-- end of generated -->)", re.DOTALL
+)
+"""The part of the page that is written from the recorded lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +68,7 @@ def main() -> None:
         IMAGES.mkdir(exist_ok=True)
     for plot in made:
         draw(plot)
-    PAGE.write_text(render_page(lines), encoding="utf-8")
+    PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
     print(f"wrote {PAGE.name} and {len(made)} plots from {len(lines)} lines")
 
 
@@ -101,8 +80,13 @@ def read(path: Path) -> list[Line]:
     return [line for line in lines if not line.get("quick")]
 
 
-def render_page(lines: Sequence[Line]) -> str:
-    """The whole page."""
+def fill_page(text: str, lines: Sequence[Line]) -> str:
+    """Replace the generated results in the text of the page."""
+    return BLOCK.sub(lambda match: match[1] + render_results(lines), text)
+
+
+def render_results(lines: Sequence[Line]) -> str:
+    """Render every goal with its result, the plots and the measurements as Markdown."""
     newest = find_latest(lines)
     used: list[Line] = []
     sections = [
@@ -112,7 +96,7 @@ def render_page(lines: Sequence[Line]) -> str:
         f"![{plot.caption}](img/{plot.path.name})\n\n{plot.caption}.\n"
         for plot in build_plots(lines)
     ]
-    parts = [INTRODUCTION, render_summary(newest), *sections]
+    parts = [render_summary(newest), *sections]
     if images:
         parts += ["## Plots\n", *images]
     return "\n".join([*parts, _render_measurements(used)])
@@ -151,7 +135,7 @@ def _render_section(
     for goal in members:
         line = newest.get(goal.key)
         if line is None:
-            rows.append([goal.about, "", goal.bound, NOTHING, "", "", "", ""])
+            rows.append([goal.about, "", goal.bound, NOTHING, "", "", ""])
             continue
         if line not in used:
             used.append(line)
@@ -159,7 +143,6 @@ def _render_section(
         between = f"{goals.number(reading['least'])} to {goals.number(reading['greatest'])}"
         verdict = f"**{_judge(goal, newest)}**"
         measured = f"{goals.number(reading['median'])}{goal.unit}"
-        rounds, apart = str(int(reading["count"])), f"{reading['spread']:.0%}"
         rows.append(
             [
                 goal.about,
@@ -167,8 +150,7 @@ def _render_section(
                 goal.on(line).bound,
                 verdict,
                 between,
-                rounds,
-                apart,
+                str(int(reading["count"])),
                 f"[{used.index(line) + 1}]",
             ]
         )
@@ -176,10 +158,9 @@ def _render_section(
         "goal",
         "measured",
         "threshold",
-        "stands",
-        "rounds lie in",
+        "result",
+        "range",
         "rounds",
-        "spread",
         "measurement",
     ]
     floors = "".join(filter(None, (_describe_floor(goal, newest) for goal in members)))
@@ -225,9 +206,8 @@ def _render_measurements(used: Sequence[Line]) -> str:
     rows = []
     for number, line in enumerate(used, start=1):
         machine = line["machine"]
-        versions = {name: machine[name] for name in ("python", "torch", "transformers")} | line.get(
-            "peers", {}
-        )
+        versions = [machine[name] for name in ("python", "torch", "transformers")]
+        peers = [f"{name} {version}" for name, version in line.get("peers", {}).items()]
         before, after = line["load"]
         ceilings = line.get("ceilings", {})
         rows.append(
@@ -235,7 +215,7 @@ def _render_measurements(used: Sequence[Line]) -> str:
                 str(number),
                 f"`{line['command']}`{_describe_case(line)}",
                 _describe_machine(machine),
-                ", ".join(f"{name} {version}" for name, version in versions.items()),
+                ", ".join([*versions, *peers]),
                 f"{before:g}, {after:g}",
                 f"{ceilings['gflops']:.0f} GFLOP/s, {ceilings['read_gb']:.0f} GB/s"
                 if ceilings
@@ -248,13 +228,14 @@ def _render_measurements(used: Sequence[Line]) -> str:
         "",
         "command",
         "machine",
-        "versions",
+        "Python, torch, transformers",
         "load before, after",
         "ceilings of a core",
         "commit",
         "day",
     ]
-    return f"## Measurements\n\nA plus after a commit: files of `src` differed from it.\n\n{render_table(head, rows)}"
+    note = "`+` after a commit: files in `src` had uncommitted changes."
+    return f"## Measurements\n\n{note}\n\n{render_table(head, rows)}"
 
 
 def _describe_case(line: Line) -> str:
@@ -298,7 +279,7 @@ def build_plots(lines: Sequence[Line]) -> list[Plot]:
         ),
         Plot(
             "rollout-speed",
-            "Tokens a processor second of rollouts: model, lengths and slots",
+            "Tokens per processor second of rollouts: model, lengths and slots",
             "bars",
             "",
             "tokens / s",
@@ -306,7 +287,7 @@ def build_plots(lines: Sequence[Line]) -> list[Plot]:
         ),
         Plot(
             "step-speed",
-            "Tokens of answers a processor second of whole training steps",
+            "Answer tokens per processor second of whole training steps",
             "bars",
             "",
             "tokens / s",
@@ -314,7 +295,7 @@ def build_plots(lines: Sequence[Line]) -> list[Plot]:
         ),
         Plot(
             "step-memory",
-            "Peak memory of the whole process of training",
+            "Peak memory of the whole training process",
             "bars",
             "",
             "MiB",
@@ -369,7 +350,7 @@ def _plot_scaling(lines: Sequence[Line]) -> list[Plot]:
         "loss.tokens": "loss, tokens",
         "loss.vocabulary": "loss, vocabulary",
         "step.tokens": "step, tokens",
-        "rollout.prompts": "decoding a token, prompts",
+        "rollout.prompts": "decoding per token, prompts",
     }
     made = []
     for line in _select_lines(lines, "scaling")[-1:]:

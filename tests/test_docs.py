@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from benchmarks import end_to_end, golds, settings
+from benchmarks import page as performance_page
 from laboratory import (
     Results,
     list_reproductions,
@@ -723,6 +724,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "packaged_settings": _packaged_settings,
     "measured_rates": _measured_rates,
     "end_to_end": _end_to_end,
+    "performance": lambda: performance_page.render_results(performance_page.read(performance_page.LINES)),
     "method_families": _method_families,
     "families": _families,
     "templates": _templates,

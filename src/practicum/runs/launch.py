@@ -247,9 +247,8 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     verifier)`. Models and rows are copied once into `OUT/NAME.inputs` and never changed. A
     `teacher`, a `task` and a scorer may also be an object with the methods of `practicum.ports`, a
     scorer a function `(prompt, answer) -> float`, and the source of `rollout` a function `(prompt,
-    seed) -> str`: see docs/notebooks.md. Give the same objects to resume. Monitors that would pause
-    a run only warn, unless `monitors` names them. All further options belong to `run`. Raises
-    RecipeError.
+    seed) -> str`: see docs/notebooks.md. Give the same objects to resume. A monitor that would
+    pause a run only warns, unless `monitors` names it. See `run` for other options and errors.
     """
     sections = {
         "name": name,
