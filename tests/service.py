@@ -59,8 +59,8 @@ class Served:
         """Serve until told to stop, in a separate thread, which only receives the notes of the service."""
         from practicum.core.access import Admission
         from practicum.server.app import build_app
+        from practicum.server.model_cache import ModelCache
         from practicum.server.service import Service
-        from practicum.server.shelf import ModelCache
         from practicum.server.store import Store
 
         with show_notes(self.said.append):

@@ -724,7 +724,9 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "packaged_settings": _packaged_settings,
     "measured_rates": _measured_rates,
     "end_to_end": _end_to_end,
-    "performance": lambda: performance_page.render_results(performance_page.read(performance_page.LINES)),
+    "performance": lambda: performance_page.render_results(
+        performance_page.read(performance_page.LINES)
+    ),
     "method_families": _method_families,
     "families": _families,
     "templates": _templates,

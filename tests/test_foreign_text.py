@@ -28,7 +28,7 @@ class Client(JsonClient):
         self, *answers: Any, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
         self.heard: list[str] = []
-        super().__init__(Server("http://localhost:1", key=KEY, give_up_after=0.0))
+        super().__init__(Server("http://localhost:1", key=KEY, retry_seconds=0.0))
         self._answers = list(answers)
         self._status = status
         self._headers = http.httpx2.Headers({} if headers is None else headers)

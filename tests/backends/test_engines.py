@@ -43,7 +43,7 @@ def server(models: Path) -> Iterator[VllmServer]:
 
 def at(server: VllmServer, folder: Path, **changes: Any) -> dict[str, Any]:
     engine = {"type": "vllm", "url": server.url, "folder": str(folder / "weights"), **changes}
-    return {"rollout.engine": {**engine, "give_up_after": 0.0}}
+    return {"rollout.engine": {**engine, "retry_seconds": 0.0}}
 
 
 def texts(run: Path) -> list[Any]:
@@ -164,7 +164,7 @@ def test_a_server_started_otherwise_is_refused_with_how_to_start_it(
 def test_no_server_is_one_line(models: Path, tmp_path: Path) -> None:
     engine = {"type": "vllm", "url": "http://127.0.0.1:9", "folder": str(tmp_path)}
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9.*no connection"):
-        toy_run(models, tmp_path, {"rollout.engine": {**engine, "give_up_after": 0.0}})
+        toy_run(models, tmp_path, {"rollout.engine": {**engine, "retry_seconds": 0.0}})
 
 
 def test_without_the_package_the_error_says_what_to_install(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from counting import count_opcodes, count_reads
 
-from practicum.backends.local.given import forward_backward_targets
+from practicum.backends.local.client_loss import forward_backward_targets
 from practicum.backends.local.packing import QUERY_ROWS, PackedBatch
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.objective import Objective

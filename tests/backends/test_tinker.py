@@ -44,7 +44,7 @@ def served(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 def at(served: Served, **more: Any) -> dict[str, Any]:
     """Return the changes to a toy recipe that move its student to a service."""
-    backend = {"type": "tinker", "url": served.url, "give_up_after": 0.5, **more}
+    backend = {"type": "tinker", "url": served.url, "retry_seconds": 0.5, **more}
     return {**LORA, "student.model": "student", "backend": backend}
 
 
@@ -189,7 +189,8 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
                 own.stop()
 
         with pytest.raises(
-            TeacherError, match=r"no connection for .*\(the state after step 2 is saved; resume with"
+            TeacherError,
+            match=r"no connection for .*\(the state after step 2 is saved; resume with",
         ):
             toy_run(models, tmp_path / "cut", changes, console=Events(end))  # type: ignore[arg-type]
         own.start()
@@ -201,7 +202,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(
                 own.stop()
                 own.start()
 
-        patient = {**changes, "backend": {**changes["backend"], "give_up_after": 20.0}}
+        patient = {**changes, "backend": {**changes["backend"], "retry_seconds": 20.0}}
         with pytest.raises(
             TeacherError, match=r"step 2: .*was restarted or dropped the student; resume from"
         ):
@@ -282,7 +283,7 @@ def test_an_averaged_self_teacher_is_refused(models: Path, served: Served, tmp_p
 
 
 def test_nobody_there_at_the_start_is_one_line(models: Path, tmp_path: Path) -> None:
-    backend = {"type": "tinker", "url": "http://127.0.0.1:1", "give_up_after": 0.0}
+    backend = {"type": "tinker", "url": "http://127.0.0.1:1", "retry_seconds": 0.0}
     changes = {
         **LORA,
         "student.model": "student",

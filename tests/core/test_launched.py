@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from practicum.core import launched
-from practicum.core.launched import is_first_to_say
+from practicum.core.launched import is_first_message
 
 
 def test_a_launcher_that_is_gone_keeps_no_process_from_its_line(
@@ -17,8 +17,8 @@ def test_a_launcher_that_is_gone_keeps_no_process_from_its_line(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    assert is_first_to_say("a line")
+    assert is_first_message("a line")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(unused.getsockname()[1]))
-        assert is_first_to_say("a line")
+        assert is_first_message("a line")

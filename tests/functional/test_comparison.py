@@ -26,20 +26,20 @@ def pair(seed):
 def by_enumeration(student, teacher, token):
     """Compute every measure of one position, from two lists of log-probabilities."""
     probabilities = [(math.exp(s), math.exp(t)) for s, t in zip(student, teacher, strict=True)]
-    likeliest = [
+    top_tokens = [
         sorted(range(VOCABULARY), key=side.__getitem__, reverse=True)[:K]
         for side in (student, teacher)
     ]
-    both = set(likeliest[0]) & set(likeliest[1])
+    both = set(top_tokens[0]) & set(top_tokens[1])
     return {
         "student_logprobs": student[token],
         "teacher_logprobs": teacher[token],
         "student_entropy": -sum(p * math.log(p) for p, _ in probabilities),
         "teacher_entropy": -sum(q * math.log(q) for _, q in probabilities),
-        "student_top_ids": likeliest[0],
-        "student_top_logprobs": [student[place] for place in likeliest[0]],
-        "teacher_top_ids": likeliest[1],
-        "teacher_top_logprobs": [teacher[place] for place in likeliest[1]],
+        "student_top_ids": top_tokens[0],
+        "student_top_logprobs": [student[place] for place in top_tokens[0]],
+        "teacher_top_ids": top_tokens[1],
+        "teacher_top_logprobs": [teacher[place] for place in top_tokens[1]],
         "reverse_kl": sum(p * math.log(p / q) for p, q in probabilities),
         "forward_kl": sum(q * math.log(q / p) for p, q in probabilities),
         "overlap": len(both) / K,

@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "a mean over the candidates": (
         "divergence",
         divergence(lambda s, t, _: chi(s, t, _) / s.shape[-1], pointwise=False),
-        "all_candidates_are_the_whole",
+        "all_candidates_equal_the_full_form",
         "tail=bucket the value is",
     ),
     "called pointwise": (

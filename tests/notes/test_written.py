@@ -101,7 +101,7 @@ def choose(
         template="{attempt}",
         author="teacher",
         drafts=len(drafts),
-        likeliest=2,
+        top_tokens=2,
         **{"choose": "overlap", **settings},
     )
     context = NoteContext("hint", components.renderer, components.task, 5, {"teacher": reader})

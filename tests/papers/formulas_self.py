@@ -19,7 +19,7 @@ def group_advantage(case: Case, row: Sequence) -> float:
     return (row.reward - mean(rewards)) / (stdev(rewards) + 1e-6)
 
 
-def likeliest(logprobs: Tensor, k: int) -> list[int]:
+def top_tokens(logprobs: Tensor, k: int) -> list[int]:
     """Return the ids of the k most likely tokens."""
     values = logprobs.tolist()
     return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:k]
@@ -48,7 +48,7 @@ def opcd(case: Case) -> Tensor:
     """2602.12275: KL(S || T) over the student's 256 most likely tokens, both renormalised there."""
 
     def loss(token: Token) -> Tensor:
-        ids = likeliest(token.S, 256)
+        ids = top_tokens(token.S, 256)
         return kl(torch.log_softmax(token.S[ids], -1), torch.log_softmax(token.T[ids], -1))
 
     return case.token_mean(loss)
@@ -68,7 +68,7 @@ def sdpo(case: Case) -> Tensor:
     """2601.20802 as released: JSD of the student's top 100 and a bucket for the rest, times min(S / S_old, 2)."""
 
     def loss(token: Token) -> Tensor:
-        ids = likeliest(token.S, 100)
+        ids = top_tokens(token.S, 100)
         student, teacher = ([logprobs[id].exp() for id in ids] for logprobs in (token.S, token.T))
         if len(ids) < len(token.S):
             student, teacher = ([*chosen, 1 - sum(chosen)] for chosen in (student, teacher))
@@ -150,7 +150,7 @@ def openclaw_rl(case: Case) -> Tensor:
         for token in row.tokens:
             rho, advantage = ratio(token), 2 * row.score - 1
             loss = -torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
-            ids = likeliest(token.S, 4)
+            ids = top_tokens(token.S, 4)
             new, old, teacher = token.S[ids], sg(token.S[ids]), token.T[ids]
             rho = torch.exp(new - old)
             weighed = torch.softmax(old, -1) * (teacher - old).clamp(-1, 1)

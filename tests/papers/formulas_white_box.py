@@ -65,7 +65,7 @@ def clipped_part(token: Token, advantage: float, epsilon: float) -> Tensor:
     return -torch.minimum(value * advantage, value.clamp(1 - epsilon, 1 + epsilon) * advantage)
 
 
-def likeliest(logprobs: Tensor, k: int) -> list[int]:
+def top_tokens(logprobs: Tensor, k: int) -> list[int]:
     """Return the k most likely tokens."""
     return sorted(range(len(logprobs)), key=lambda v: -number(logprobs[v]))[:k]
 
@@ -73,7 +73,7 @@ def likeliest(logprobs: Tensor, k: int) -> list[int]:
 def partial_forward(token: Token, k: int) -> Tensor:
     """Return sum T log(T / S) over the teacher's k most likely tokens."""
     return sum(
-        (token.T[v].exp() * (token.T[v] - token.S[v]) for v in likeliest(token.T, k)),
+        (token.T[v].exp() * (token.T[v] - token.S[v]) for v in top_tokens(token.T, k)),
         torch.zeros(()),
     )
 
@@ -110,7 +110,7 @@ def classic_kd(case: Case) -> Tensor:
 
 def dagger(case: Case) -> Tensor:
     """Likelihood of the expert's action in every visited state."""
-    return case.token_mean(lambda token: -token.S[likeliest(token.T, 1)[0]])
+    return case.token_mean(lambda token: -token.S[top_tokens(token.T, 1)[0]])
 
 
 def imitkd(case: Case) -> Tensor:
@@ -158,7 +158,7 @@ def akl(case: Case) -> Tensor:
 
     def loss(token: Token) -> Tensor:
         head = tail = mass = 0.0
-        for v in likeliest(token.T, len(token.T)):
+        for v in top_tokens(token.T, len(token.T)):
             difference = abs(probability(token.T[v]) - probability(token.S[v]))
             if mass < 0.5:
                 head += difference
@@ -269,7 +269,7 @@ def entropy_aware_opd(case: Case) -> Tensor:
 
     def loss(token: Token) -> Tensor:
         clipped = clipped_part(token, number(token.lT) - token.sampler, 0.2)
-        support = likeliest(token.T, 16)
+        support = top_tokens(token.T, 16)
         truncated = torch.log_softmax(token.T[support], -1)
         return clipped + kl(truncated, token.S[support]) if entropy(token.T) > 0.8 else clipped
 
@@ -293,7 +293,7 @@ def revisiting_opd(case: Case) -> Tensor:
     def loss(token: Token) -> Tensor:
         if token.special:
             return torch.zeros(())
-        support = likeliest(token.T, 32)
+        support = top_tokens(token.T, 32)
         return kl(torch.log_softmax(token.S[support], -1), torch.log_softmax(token.T[support], -1))
 
     return case.token_mean(loss)
@@ -303,7 +303,7 @@ def rethinking_opd(case: Case) -> Tensor:
     """The released code of 2604.13016: over the student's 16 most likely tokens, A = -(log S - log T) p, p renormalised."""
 
     def loss(token: Token) -> Tensor:
-        support = likeliest(token.S, 16)
+        support = top_tokens(token.S, 16)
         mass = sum(probability(token.S[v]) for v in support)
         terms = []
         for v in support:
@@ -384,7 +384,7 @@ def iw_opd(case: Case) -> Tensor:
 def selectkd(case: Case) -> Tensor:
     """2510.24021: forward KL where the token is among the teacher's 5 most likely."""
     return case.token_mean(
-        lambda token: forward(token) if token.id in likeliest(token.T, 5) else 0.0 * forward(token)
+        lambda token: forward(token) if token.id in top_tokens(token.T, 5) else 0.0 * forward(token)
     )
 
 

@@ -34,7 +34,7 @@ def stub() -> Iterator[Stub]:
 
 
 def client(stub: Stub, heartbeat: float = 30.0, **fields: Any) -> JsonClient:
-    return JsonClient(Server(stub.url, **{"give_up_after": 3.0, **fields}), heartbeat)
+    return JsonClient(Server(stub.url, **{"retry_seconds": 3.0, **fields}), heartbeat)
 
 
 def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> JsonRequest:
@@ -143,11 +143,11 @@ def test_a_server_that_stays_away_is_given_up_with_its_address_and_the_reason(st
         TeacherError,
         match=rf"{stub.url}/v1/completions: completion 0 failed \d+ times .* no connection .*resume",
     ):
-        client(stub, give_up_after=1.0).ask(question())
+        client(stub, retry_seconds=1.0).ask(question())
 
 
 def test_a_name_that_nobody_has_is_given_up() -> None:
-    unknown = JsonClient(Server("https://no-such-host.invalid", give_up_after=0.5))
+    unknown = JsonClient(Server("https://no-such-host.invalid", retry_seconds=0.5))
     with pytest.raises(TeacherError, match=r"the name no-such-host\.invalid is not known"):
         unknown.ask(JsonRequest("/v1/models"))
 
@@ -164,7 +164,7 @@ def test_a_deadline_ends_an_answer_that_does_not(
     with pytest.raises(
         TeacherError, match=r"completion 0 failed 2 times .* did not (begin to )?answer within"
     ):
-        client(stub, give_up_after=0.0).ask(question(seconds=0.3, largest=1000))
+        client(stub, retry_seconds=0.0).ask(question(seconds=0.3, largest=1000))
 
 
 def test_only_the_request_that_was_not_answered_is_asked_again(
@@ -173,7 +173,7 @@ def test_only_the_request_that_was_not_answered_is_asked_again(
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.3)
     stub.script = [late(3.0)]
     asked = [question(number, seconds=1.0, largest=1 << 16) for number in range(8)]
-    answers = client(stub, concurrency=4, give_up_after=10.0).send_all(asked)
+    answers = client(stub, concurrency=4, retry_seconds=10.0).send_all(asked)
     assert len(answers) == 8
     numbers = [body["number"] for _, body in stub.asked]
     assert sorted(numbers) == sorted([*range(8), max(set(numbers), key=numbers.count)])
@@ -199,7 +199,7 @@ def test_a_long_wait_is_named_now_and_then(stub: Stub, notes: list[str]) -> None
 
 
 def test_a_server_that_comes_back_is_asked_on(stub: Stub) -> None:
-    asking = client(stub, give_up_after=20.0)
+    asking = client(stub, retry_seconds=20.0)
     before = asking.ask(question())
     stub.stop()
 
@@ -207,7 +207,7 @@ def test_a_server_that_comes_back_is_asked_on(stub: Stub) -> None:
         if "asked again" in text:
             stub.start()
 
-    asking = client(stub, give_up_after=20.0)
+    asking = client(stub, retry_seconds=20.0)
     with show_notes(come_back):
         assert asking.ask(question()) == before and asking.failures >= 1
 

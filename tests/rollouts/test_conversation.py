@@ -507,7 +507,7 @@ def test_a_source_that_cannot_converse_is_refused_in_one_line(
 ):
     with pytest.raises(
         CapabilityError,
-        match="does not write turn by turn, and this task answers every turn; (set|use)",
+        match=r"does not write turn by turn, and this task answers every turn; (set|use)",
     ):
         written(built, source)
     changed = recipe(tmp_path, rollout={"max_new_tokens": 24, "source": source})

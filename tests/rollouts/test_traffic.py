@@ -251,18 +251,18 @@ def test_users_are_answered_while_an_update_is_computed(models, tmp_path, monkey
     """With rollouts ahead a copy of the weights answers: the first update waits for an answer and ends after it."""
     port = free_port()
     answered: list[str] = []
-    has_begun, is_answered = threading.Event(), threading.Event()
+    has_started, is_answered = threading.Event(), threading.Event()
 
     def update(step: int, *arguments: Any) -> Any:
         if step == 1:
-            has_begun.set()
+            has_started.set()
             assert is_answered.wait(60), "no user is answered before the update ends"
         return update_student(step, *arguments)
 
     def speak() -> None:
         client = Client(port)
         answered.extend(client.converse("ab", "cd", "ba"))
-        assert has_begun.wait(60), "two turns are finished, so the first update begins"
+        assert has_started.wait(60), "two turns are finished, so the first update begins"
         answered.extend(client.converse("dd"))
         is_answered.set()
         answered.extend(client.converse("ac", "b", "dd"))

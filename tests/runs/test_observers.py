@@ -20,7 +20,7 @@ from practicum.runs.observers import (
     Observer,
     SaveCheckpoints,
     build_tag,
-    hear_signals,
+    check_signals,
     leave_run,
     sound_alarms,
 )
@@ -138,7 +138,7 @@ def test_a_signal_is_heard_once_saved_and_then_obeyed() -> None:
     spy, end = Spy(), ending()
     asked = iter([None, signal.SIGTERM])
     observers = [
-        partial(hear_signals, lambda: next(asked), end),
+        partial(check_signals, lambda: next(asked), end),
         saving(spy, end).on_step,
         partial(leave_run, end),
     ]

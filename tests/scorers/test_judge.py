@@ -127,8 +127,8 @@ MODEL: dict[str, Any] = {"type": "model", "model": "somewhere"}
     [
         ({"template": "{question}"}, "every answer gets the same grade"),
         ({"scale": [9, 0]}, "9 to 0 is no range"),
-        ({"at_least": 0}, "rejects everything or nothing; set a grade above 0 and up to 9"),
-        ({"at_least": 10}, "rejects everything or nothing"),
+        ({"min_grade": 0}, "rejects everything or nothing; set a grade above 0 and up to 9"),
+        ({"min_grade": 10}, "rejects everything or nothing"),
         ({"scale": [-1, 1]}, "-1 to 1 is no range"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_low_grade_rejects_and_the_verifier_rewards_the_rest(
 ) -> None:
     stub.replies = [str(n) for n in (9, 4, 5, 0, 8, 2, 6, 7)]
     changes = {
-        **build_changes(stub, tmp_path, at_least=5),
+        **build_changes(stub, tmp_path, min_grade=5),
         "rollout": {"n": 2, "max_new_tokens": 9},
     }
     folder = toy_run(models, tmp_path, changes).folder
@@ -305,7 +305,7 @@ def test_a_judge_that_writes_nothing_is_refused(models: Path, stub: Grader, tmp_
 def test_what_the_doctor_asks_differs_in_one_thing_and_rejects_nothing(
     models: Path, stub: Grader, tmp_path: Path
 ) -> None:
-    changes = build_changes(stub, tmp_path, at_least=9)
+    changes = build_changes(stub, tmp_path, min_grade=9)
     components = assemble_run(toy_recipe(models, changes), tmp_path)
     try:
         judge = components.parts.scorers["grade"]

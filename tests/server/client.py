@@ -22,8 +22,8 @@ from practicum.models.config import ModelConfig
 from practicum.server.app import build_app
 from practicum.server.futures import Futures, ResponseBody
 from practicum.server.limits import RequestLimits
+from practicum.server.model_cache import ModelCache
 from practicum.server.service import Service
-from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
 from practicum.server.wire import PROTOBUF, load_messages
 from practicum.server.worker import ModelJob

@@ -13,10 +13,10 @@ from practicum.backends.local.loading import load
 from practicum.errors import ResourceError
 from practicum.models.config import ModelConfig
 from practicum.server.futures import Futures, ResponseBody
+from practicum.server.model_cache import ModelCache
 from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import CreateSession
 from practicum.server.service import IDLE_SECONDS
-from practicum.server.shelf import ModelCache
 from practicum.server.worker import ModelJob, Worker
 
 from .client import V1, VerifierFailed, floats, logprobs, serving

@@ -53,7 +53,7 @@ def make(models: Path) -> Callable[..., Teacher]:
     student = load_student(StudentConfig(model=str(models / "student")), seed=0)
 
     def made(stub: Stub, **fields: Any) -> Teacher:
-        config = Config(url=stub.url, **{"give_up_after": 5.0, **fields})
+        config = Config(url=stub.url, **{"retry_seconds": 5.0, **fields})
         context = TeacherContext(student.renderer, Functions(load_renderer=load_renderer))
         return build(config, context)
 
@@ -314,7 +314,7 @@ def test_nobody_there_at_the_start_is_one_line(stub: Stub, make: Callable[..., T
     with pytest.raises(
         TeacherError, match=rf"{stub.url}/v1/models: the list of models failed .* start the server"
     ):
-        make(stub, give_up_after=0.5)
+        make(stub, retry_seconds=0.5)
 
 
 # D9, D10: another model, another temperature.
@@ -672,7 +672,7 @@ def test_a_budget_ends_a_run_that_goes_on_when_it_is_raised(
 
 
 def teacher_of(stub: Stub, **fields: Any) -> dict[str, Any]:
-    return {"type": "openai_api", "url": stub.url, "give_up_after": 1.0, **fields}
+    return {"type": "openai_api", "url": stub.url, "retry_seconds": 1.0, **fields}
 
 
 @pytest.mark.parametrize("signal", ["sampled", "topk(5, support=teacher)", "topk(5)"])
@@ -725,7 +725,7 @@ def test_a_server_that_is_away_for_a_moment_costs_nothing_but_time(
     models: Path, server: Stub, tmp_path: Path
 ) -> None:
     changes = {
-        "teacher": teacher_of(server, give_up_after=30.0),
+        "teacher": teacher_of(server, retry_seconds=30.0),
         "objective": {"signal": "sampled"},
         "train.steps": 2,
     }

@@ -77,7 +77,7 @@ def started(words: list[str], port: int, log: Path) -> subprocess.Popen[bytes]:
             stderr=output,
             env={**clean, **quiet, "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         )
-    client = JsonClient(Server(f"http://127.0.0.1:{port}", give_up_after=0.0))
+    client = JsonClient(Server(f"http://127.0.0.1:{port}", retry_seconds=0.0))
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:

@@ -26,7 +26,7 @@ def served(models: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 def teacher_of(served: Served, **more: Any) -> dict[str, Any]:
-    return {"type": "tinker", "url": served.url, "model": "teacher", "give_up_after": 20.0, **more}
+    return {"type": "tinker", "url": served.url, "model": "teacher", "retry_seconds": 20.0, **more}
 
 
 class After:

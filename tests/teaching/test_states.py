@@ -53,7 +53,7 @@ def server(models: Path, tmp_path: Path) -> Iterator[Stub]:
 
 def teacher(server: Stub, models: Path, **changes: Any) -> dict[str, Any]:
     states = {"folder": str(server.states), "model": str(models / "teacher"), **changes}
-    return {"type": "openai_api", "url": server.url, "give_up_after": 1.0, "states": states}
+    return {"type": "openai_api", "url": server.url, "retry_seconds": 1.0, "states": states}
 
 
 @pytest.mark.parametrize("name", ENDS)

@@ -92,7 +92,7 @@ def remote(stub: Stub, **settings: Any) -> dict[str, Any]:
         "type": "openai_api",
         "url": stub.url,
         "model": "m",
-        "give_up_after": 0.0,
+        "retry_seconds": 0.0,
         **settings,
     }
     return {"teacher": teacher, "objective": SAMPLED}

@@ -146,7 +146,7 @@ def test_a_served_teacher_has_the_distance_of_the_same_model_here(
 ) -> None:
     local = measure(build(models, tmp_path / "here", **WARM))
     with serving(models, tmp_path / "served") as served:
-        teacher = {"type": "tinker", "url": served.url, "model": "teacher", "give_up_after": 20.0}
+        teacher = {"type": "tinker", "url": served.url, "model": "teacher", "retry_seconds": 20.0}
         remote = measure(
             build(
                 models, tmp_path / "there", teacher=teacher, objective={"signal": "sampled"}, **WARM

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from practicum.cli._output import print_note
 from practicum.cli.completion import complete_recipe
-from practicum.core.launched import is_first_to_say
+from practicum.core.launched import is_first_message
 from practicum.core.notes import show_notes
 from practicum.core.options import spell_for_shell
 from practicum.errors import PracticumError
@@ -72,7 +72,7 @@ def handle_errors(debug: bool) -> Iterator[None]:
         if debug:
             raise
         lines = str(error).splitlines() or [type(error).__name__]
-        if not error.was_shown and is_first_to_say(str(error)):
+        if not error.was_shown and is_first_message(str(error)):
             print(f"error: {lines[0]}", *lines[1:], sep="\n  ", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:

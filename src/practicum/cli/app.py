@@ -25,8 +25,8 @@ from practicum.cli._arguments import (
     handle_errors,
 )
 from practicum.cli._output import show_waiting
-from practicum.cli.asking import answers, evaluate, score
 from practicum.cli.inspecting import check, convert, laws, list_choices, schema, show
+from practicum.cli.queries import answers, evaluate, score
 from practicum.core.leaving import leave_if_stuck
 
 app = typer.Typer(

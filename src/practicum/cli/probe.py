@@ -127,7 +127,7 @@ def _build_config(url: str, fields: dict[str, Any]) -> Config:
     """Return the settings of an `openai_api` teacher; raises RecipeError if one is wrong."""
     try:
         # A user waits at the terminal, so a server that does not answer is reported soon.
-        return Config(url=url, give_up_after=5.0, **fields)
+        return Config(url=url, retry_seconds=5.0, **fields)
     except ValidationError as error:
         raise RecipeError(
             [str(entry["msg"]).removeprefix("Value error, ") for entry in error.errors()]

@@ -36,9 +36,9 @@ def serve_recipe(options: ServerOptions) -> None:
     if options.token_file is not None:
         changes.append(f"task.token_file={options.token_file.absolute()}")
     recipe = load_recipe(source, changes)
-    has_begun = RunDir(options.out / recipe.name).recipe_json.is_file()
+    has_started = RunDir(options.out / recipe.name).recipe_json.is_file()
     with closing(open_console(as_json=False)) as console:
-        run(recipe, out=options.out, resume=has_begun, console=console)
+        run(recipe, out=options.out, resume=has_started, console=console)
 
 
 def _print_with_time(text: str) -> None:

@@ -11,7 +11,7 @@ SECONDS = 5.0
 """The timeout for the launcher's store, which is on this machine or on the first machine."""
 
 
-def is_first_to_say(text: str) -> bool:
+def is_first_message(text: str) -> bool:
     """Return False if another process of the same launch has already printed this text."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True

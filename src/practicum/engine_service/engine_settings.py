@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from practicum.types import FrozenConfig
 
-SERVER_KEYS = ("folder", "allow_http", "api_key_env", "concurrency", "timeout", "give_up_after")
+SERVER_KEYS = ("folder", "allow_http", "api_key_env", "concurrency", "timeout", "retry_seconds")
 """The settings of a server only."""
 
 PROCESS_KEYS = ("memory", "sleep")
@@ -42,7 +42,7 @@ class Config(FrozenConfig):
     timeout: float = Field(
         default=600.0, gt=0, description="seconds for a completion, or for a hand-over of weights"
     )
-    give_up_after: float = Field(
+    retry_seconds: float = Field(
         default=120.0, ge=0, description="seconds during which a failing request is retried"
     )
     memory: float = Field(

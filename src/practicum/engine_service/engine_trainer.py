@@ -90,7 +90,7 @@ class WeightKeeper:
     ) -> list[Sample]:
         """Sample by the engine with the client's weights, which `version` numbers."""
         with self._lock:
-            if self._version != version or not self._is_kept():
+            if self._version != version or not self._is_cached():
                 self._bring(client, version)
             return self.engine.sample(requests, params)
 
@@ -100,7 +100,7 @@ class WeightKeeper:
             if self.engine.free_memory():
                 self._version = None
 
-    def _is_kept(self) -> bool:
+    def _is_cached(self) -> bool:
         """Return True if the engine still has the weights that it was given."""
         if not self.engine.may_lose_weights:
             return True

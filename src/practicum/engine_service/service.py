@@ -61,7 +61,7 @@ class ServiceEngine:
                 key=_read_key(config.api_key_env),
                 allow_http=config.allow_http,
                 concurrency=config.concurrency,
-                give_up_after=config.give_up_after,
+                retry_seconds=config.retry_seconds,
                 seed=seed_of("http", config.url),
             )
         )

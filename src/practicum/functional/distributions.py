@@ -93,8 +93,8 @@ def greedy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
     """Return a distribution with all probability on the most likely token: the expert's action in
     DAgger (arXiv 1011.0686).
     """
-    likeliest = logprobs.argmax(dim=-1, keepdim=True)
-    return torch.full_like(precise(logprobs), -math.inf).scatter(-1, likeliest, 0.0)
+    top_tokens = logprobs.argmax(dim=-1, keepdim=True)
+    return torch.full_like(precise(logprobs), -math.inf).scatter(-1, top_tokens, 0.0)
 
 
 def contrast(

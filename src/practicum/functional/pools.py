@@ -108,9 +108,9 @@ def disagreement(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"
 
 def top1_conflict(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"]:
     """Return the share of pairs of members with different most likely tokens."""
-    likeliest = [member.argmax(dim=-1) for member in members]
+    top_tokens = [member.argmax(dim=-1) for member in members]
     return _mean_of_pairs(
-        likeliest, lambda first, second: (first != second).to(precise(members[0]).dtype)
+        top_tokens, lambda first, second: (first != second).to(precise(members[0]).dtype)
     )
 
 

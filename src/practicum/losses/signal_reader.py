@@ -17,7 +17,7 @@ CHUNK = 128
 """The number of tokens with full distributions in memory at once."""
 
 
-def select_likeliest(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
+def select_top_tokens(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
     """Return a model's k most likely tokens at each position, at most the whole vocabulary.
 
     The result is empty if the signal has no distribution.

@@ -336,7 +336,7 @@ def _compile_divergence(term: Term) -> DivergenceFunction:
         parts = entry.contributions(student, teacher, term.parameter)
         return term.clip.clip_entries(parts).sum(dim=-1)
 
-    def compare_whole(models: Models) -> Tensor:
+    def compare_full(models: Models) -> Tensor:
         with torch.no_grad():
             compared, size = build_target(target, models)
         student = models.student
@@ -362,7 +362,7 @@ def _compile_divergence(term: Term) -> DivergenceFunction:
         if signal.compares:
             return signal.compare(term.build_comparison(models.student, models.subject, tokens))
         if signal.whole and models.subject.full is not None:
-            return compare_whole(models)
+            return compare_full(models)
         return compare_candidates_of(models, tokens)
 
     return measure

@@ -21,7 +21,7 @@ from practicum.core.plugins import Plugin
 from practicum.core.randomness import compute_seeds
 from practicum.errors import CapabilityError
 from practicum.losses.passes import build_score_requests
-from practicum.losses.signal_reader import select_likeliest
+from practicum.losses.signal_reader import select_top_tokens
 from practicum.objective import TopK
 from practicum.ports import (
     Capabilities,
@@ -93,7 +93,7 @@ class Config(NoteConfig):
         "to the shortest; `right`: the longest draft with which the teacher answers correctly, or no "
         "note",
     )
-    likeliest: int = Field(
+    top_tokens: int = Field(
         default=4, ge=1, description="with `overlap`, most likely tokens to compare per position"
     )
     shortest: int = Field(default=1, ge=0, description="minimum characters; discard shorter texts")
@@ -114,7 +114,7 @@ class Config(NoteConfig):
     @property
     def question(self) -> TopK:
         """The top-k signal that drafts are compared by."""
-        return TopK(k=self.likeliest, support="teacher")
+        return TopK(k=self.top_tokens, support="teacher")
 
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of the separate writer, if one is configured."""
@@ -320,8 +320,8 @@ class WrittenNote(Note):
         shared = {
             (rows[place], text): _count_shared(
                 rollouts[rows[place]],
-                select_likeliest(student_signals[place], question.k),
-                select_likeliest(signal, question.k),
+                select_top_tokens(student_signals[place], question.k),
+                select_top_tokens(signal, question.k),
             )
             for (place, text), signal in zip(pairs, signals, strict=True)
         }

@@ -47,7 +47,7 @@ class BackendSection(TypedDict, total=False):
     allow_http: bool
     api_key_env: str | None
     timeout: float
-    give_up_after: float
+    retry_seconds: float
     seed_bits: int
     tokenizer: str | None
     probe: bool
@@ -85,7 +85,7 @@ class TeacherSection(TypedDict, total=False):
     concurrency: int
     timeout: float
     tokens_per_second: float
-    give_up_after: float
+    retry_seconds: float
     parameters: int | None
     protocol: Literal["openai", "anthropic"]
     model: str | Mapping[str, Any] | None

@@ -1,7 +1,7 @@
 """Send requests to a server that may be slow, broken, gone or hostile: JSON, and no endless wait.
 
 Every request has a deadline. Refused connections, time-outs, 408, 429 and 5xx are retried with
-seeded jitter until `give_up_after` seconds have passed since a request's first failure, an answer
+seeded jitter until `retry_seconds` seconds have passed since a request's first failure, an answer
 that is no JSON once, any other status never. A host's addresses are looked up and judged before
 each connection, which then goes to exactly the judged address. Redirects are not followed, proxies
 of the environment not used, and bodies read up to a size that the request allows.
@@ -101,7 +101,7 @@ class Server:
     """The address of a server and the limits of its use; `key` is sent to it and never shown.
 
     `key_header` is the header of the bare key (None: `Authorization: Bearer KEY`). A failing request
-    is retried for `give_up_after` seconds.
+    is retried for `retry_seconds` seconds.
     """
 
     url: str
@@ -109,7 +109,7 @@ class Server:
     key_header: str | None = None
     allow_http: bool = False
     concurrency: int = 16
-    give_up_after: float = 120.0
+    retry_seconds: float = 120.0
     seed: int = 0
 
 
@@ -267,9 +267,9 @@ class JsonClient:
                 backoff = min(MAX_WAIT_SECONDS, 0.25 * 2 ** min(tries, 8))
                 wait = max(failure.wait, backoff * (0.5 + jitter.random() / 2))
                 # Every request gets a second attempt, even if the first attempt took too long.
-                if garbage > 1 or (tries > 1 and elapsed + wait > self.server.give_up_after):
+                if garbage > 1 or (tries > 1 and elapsed + wait > self.server.retry_seconds):
                     raise self._build_timeout_error(question, failure, tries, elapsed) from None
-                await asyncio.sleep(min(wait, self.server.give_up_after))
+                await asyncio.sleep(min(wait, self.server.retry_seconds))
             else:
                 del open_requests[number]
                 return answer

@@ -75,7 +75,7 @@ class SourceConfig(Call):
     - replays: it trains again on completions of earlier steps
     - guide: the scorer that it asks while it writes
     - note_made, note_shown: the note that the source makes itself, and the note that it shows the student
-    - others_speak: single answers can contain an environment's text
+    - environment_writes: single answers can contain an environment's text
     - serves_users: it listens to the users of a task
     - writes_segments: an answer can continue in a later step
     - mixes_tokens: student and teacher sample each token together
@@ -120,7 +120,7 @@ class SourceConfig(Call):
         return None
 
     @property
-    def others_speak(self) -> bool:
+    def environment_writes(self) -> bool:
         """Return True if single answers can contain an environment's text."""
         return False
 
@@ -319,7 +319,7 @@ def list_task_problems(source: SourceConfig, objective: Objective, task: Task) -
             f"rollout.source: {source.model_dump()} does not listen to users, and this task serves "
             "users; set source: served, or use only the inner task"
         )
-    if not is_conversation and not source.others_speak:
+    if not is_conversation and not source.environment_writes:
         problems += [
             f"objective.losses[{number}].source: this task has single answers without an "
             "environment's text; use a task that answers turns, such as walker"

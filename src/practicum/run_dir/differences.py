@@ -17,7 +17,7 @@ NOT_COMPARED = re.compile(
     r"|metric_for_best_model))"
     r"([.\[].*)?"
     r"|(teacher|reference)\.(\S+\.)?"
-    r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after"
+    r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|retry_seconds"
     r"|token_budget|canary_every|budget|prices(\..*)?)"
 )
 """Fields of a recipe that may differ between a run and its resume without changing what is

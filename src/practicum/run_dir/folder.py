@@ -200,22 +200,22 @@ class RunDir:
         """Remove the folder if this process made it and no run began in it."""
         # A from-scratch model can be made again from its seed; all other files cost money or explain
         # an error.
-        has_begun = any(
+        has_started = any(
             path.name != "run.lock" and not path.is_dir() and not path.is_relative_to(self.models)
             for path in self.path.rglob("*")
         )
-        if self._is_made_here and not has_begun:
+        if self._is_made_here and not has_started:
             # Ignore errors of the removal, so that the error that ended the run is shown.
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Return True if the folder holds a step of a run, or a pipeline."""
         has_rows = self.metrics_jsonl.exists() and self.metrics_jsonl.stat().st_size > 0
         return has_rows or any(self.checkpoints.glob("step-*")) or self.pipeline_json.exists()
 
     def _refuse_existing_run(self) -> None:
         """Raise RecipeError if a new run would mix its rows and checkpoints with another's."""
-        if not self.has_begun():
+        if not self.has_started():
             return
         elsewhere = spell_options(out="another folder")
         if not self._overwrites:

@@ -25,10 +25,10 @@ from practicum.ports.gate import repair_text
 from practicum.recipe import Recipe
 from practicum.rollouts.sources import teacher as teacher_source
 from practicum.run_dir import Journal
-from practicum.runs.begun_file import begin_file
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.identity import digest_prompts
-from practicum.runs.teacher_alone import OpenedTeacher, TeacherLoader
+from practicum.runs.open_teacher import OpenedTeacher, TeacherLoader
+from practicum.runs.partial_file import begin_file
 from practicum.text import Renderer, make_printable
 from practicum.types import Prompt, Sample, SamplingParams
 

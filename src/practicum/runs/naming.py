@@ -19,10 +19,10 @@ LONGEST_NAME = 80
 def choose_name(out: Path, name: str) -> str:
     """Return the name of a new run: NAME, or NAME-2, NAME-3, ... if the run NAME is finished."""
     run_dir = RunDir(out / name)
-    if not (run_dir.summary_json.is_file() and run_dir.has_begun()):
+    if not (run_dir.summary_json.is_file() and run_dir.has_started()):
         return name
     names = (name[: LONGEST_NAME - len(f"-{number}")] + f"-{number}" for number in count(2))
-    chosen = next(chosen for chosen in names if not RunDir(out / chosen).has_begun())
+    chosen = next(chosen for chosen in names if not RunDir(out / chosen).has_started())
     log.info(f"{shorten_path(run_dir.path)} holds a finished run, so the new run is {chosen}")
     return chosen
 

@@ -81,7 +81,7 @@ def sound_alarms(
         )
 
 
-def hear_signals(stop: Stop, ending: Ending, step: FinishedStep) -> None:
+def check_signals(stop: Stop, ending: Ending, step: FinishedStep) -> None:
     """Record the number of a signal that asks for a stop; the state is saved before the run stops."""
     ending.signal = stop()
 

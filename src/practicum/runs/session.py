@@ -30,7 +30,7 @@ from practicum.runs.identity import warn_of_equal_teacher
 from practicum.runs.observers import (
     Observer,
     SaveCheckpoints,
-    hear_signals,
+    check_signals,
     leave_run,
     show_step,
     sound_alarms,
@@ -185,7 +185,7 @@ class Session:
                 partial(show_step, self.console, PhaseSpeedMonitor(overlapping=lag > 0)),
                 partial(sound_alarms, records, components.schedule_state, ending),
                 *self.observers,
-                partial(hear_signals, self.stop, ending),
+                partial(check_signals, self.stop, ending),
                 saving.on_step,
                 partial(leave_run, ending),
             ]

@@ -16,9 +16,9 @@ from practicum.objective import Sampled
 from practicum.recipe import Recipe
 from practicum.rollouts.sources import traces
 from practicum.run_dir import Journal, prepare_folder
-from practicum.runs.begun_file import begin_file
 from practicum.runs.identity import digest_prompts
-from practicum.runs.teacher_alone import OpenedTeacher, TeacherLoader
+from practicum.runs.open_teacher import OpenedTeacher, TeacherLoader
+from practicum.runs.partial_file import begin_file
 from practicum.text.trace_rows import (
     TracedAnswer,
     add_reference_logprobs,

@@ -189,12 +189,12 @@ def serve() -> list[str]:
                 _begin(request, parent)
                 return list(request["words"])
             children.add(pid)
-            _say(answers, {"started": pid})
+            _send(answers, {"started": pid})
         for pid in list(children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 children.remove(pid)
-                _say(answers, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+                _send(answers, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def import_all() -> None:
@@ -227,7 +227,7 @@ def note_modules() -> None:
     temporary.replace(path)
 
 
-def _say(answers: BinaryIO, message: Mapping[str, Any]) -> None:
+def _send(answers: BinaryIO, message: Mapping[str, Any]) -> None:
     answers.write(json.dumps(message).encode() + b"\n")
 
 

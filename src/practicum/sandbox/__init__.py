@@ -15,6 +15,7 @@ up a wall is refused, unless `required` is false: then `missing()` returns what 
 from pathlib import Path
 
 from practicum.sandbox.imports import find_places
+from practicum.sandbox.isolation import missing
 from practicum.sandbox.process import (
     NoLine,
     ProcessLimits,
@@ -22,7 +23,6 @@ from practicum.sandbox.process import (
     SandboxedProcess,
     TooSlow,
 )
-from practicum.sandbox.walls import missing
 
 LAUNCHER = str(Path(__file__).with_name("launch_child.py"))
 """The program that runs a module with packages at given places."""

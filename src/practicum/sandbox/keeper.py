@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Any
 
-from practicum.sandbox.walls import die_with_parent, put_up
+from practicum.sandbox.isolation import die_with_parent, put_up
 
 COMMAND = struct.Struct("=d")
 """A command of the run: see `practicum.sandbox.SandboxedProcess.resume`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from practicum.errors import SandboxError
 from practicum.sandbox.imports import list_python_folders
-from practicum.sandbox.walls import missing
+from practicum.sandbox.isolation import missing
 
 START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from practicum.sandbox.walls import wall_in_child
+from practicum.sandbox.isolation import wall_in_child
 
 LONGEST_ANSWER = 4 << 10
 """Bytes of an answer that a child may write."""

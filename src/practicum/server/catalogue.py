@@ -12,9 +12,9 @@ from typing import Any
 
 from practicum.errors import CheckpointError, DataError
 from practicum.models.digests import find_revision
+from practicum.server.model_cache import ModelCache
 from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import WeightsInfo
-from practicum.server.shelf import ModelCache
 from practicum.server.store import CheckpointAddress, Store
 from practicum.server.training import AdapterSpec, TrainingModel
 

@@ -18,9 +18,9 @@ from practicum.core.randomness import seed_of
 from practicum.errors import DataError, PracticumError
 from practicum.ports.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
 from practicum.server.futures import ResponseBody
+from practicum.server.model_cache import ModelCache
 from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import MAX_CANDIDATES, SampleBody, TensorData
-from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
 from practicum.server.training import AdapterSpec, check_token_ids
 from practicum.server.wire import (

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from practicum.errors import CheckpointError, DataError, PracticumError
-from practicum.server.shelf import ModelCache
+from practicum.server.model_cache import ModelCache
 from practicum.server.store import CheckpointAddress, Store
 from practicum.server.training import AdapterSpec, TrainingModel
 

@@ -36,10 +36,10 @@ from practicum.server.executor import (
 )
 from practicum.server.futures import Futures, ResponseBody
 from practicum.server.limits import RequestLimits
+from practicum.server.model_cache import ModelCache
 from practicum.server.refusals import HttpRefusal
 from practicum.server.saving import ModelSaver
 from practicum.server.sessions import ClientSession, search, sort_by_age
-from practicum.server.shelf import ModelCache
 from practicum.server.store import CheckpointAddress, Store
 from practicum.server.training import AdapterSpec, TrainingModel, forward_backward
 from practicum.server.wire import PROTOBUF, TrainRequest, encode_training

@@ -63,9 +63,9 @@ def serve(options: ServerOptions) -> None:
         ) from error
     from practicum.server.app import build_app
     from practicum.server.limits import RequestLimits
+    from practicum.server.model_cache import ModelCache
     from practicum.server.protocol import build_protocol
     from practicum.server.service import Service
-    from practicum.server.shelf import ModelCache
     from practicum.server.store import Store
     from practicum.server.wire import load_messages
 

@@ -41,7 +41,7 @@ class Config(TeacherConfig, ServedConfig):
         default=None, description="folder of the answers; none: `scores` in the run's folder"
     )
     reuse: bool = Field(default=True, description="use the stored answers for a repeated prompt")
-    give_up_after: float = Field(
+    retry_seconds: float = Field(
         default=600.0, ge=0, description="seconds during which a failing request is retried"
     )
 

@@ -380,7 +380,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     Raises CapabilityError if the inner teacher has no separate tokenizer.
     """
     renderers: list[Renderer] = []
-    hear = partial(_hear, renderers)
+    hear = partial(_receive, renderers)
     inner = replace(context, compare=hear).build(config.teacher)
     if not renderers:
         raise CapabilityError(
@@ -396,7 +396,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     return TranslatedTeacher(inner, translator)
 
 
-def _hear(renderers: list[Renderer], student: Renderer, teacher: Renderer) -> None:
+def _receive(renderers: list[Renderer], student: Renderer, teacher: Renderer) -> None:
     """Note the renderer of the inner teacher, which is built as if its tokens were the student's."""
     renderers.append(teacher)
 

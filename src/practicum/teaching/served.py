@@ -23,7 +23,7 @@ class ServedConfig(AddressConfig):
     tokens_per_second: float = Field(
         default=50.0, gt=0, description="slowest accepted speed of the server, for timeouts"
     )
-    give_up_after: float = Field(
+    retry_seconds: float = Field(
         default=120.0, ge=0, description="seconds during which a failing request is retried"
     )
     parameters: int | None = Field(
@@ -58,7 +58,7 @@ def open_server(config: ServedConfig, key_header: str | None = None) -> JsonClie
         key_header=key_header,
         allow_http=config.allow_http,
         concurrency=config.concurrency,
-        give_up_after=config.give_up_after,
+        retry_seconds=config.retry_seconds,
         seed=seed_of("http", config.url),
     )
     return JsonClient(server)

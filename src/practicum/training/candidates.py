@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from practicum.losses.passes import build_score_requests
-from practicum.losses.signal_reader import select_likeliest
+from practicum.losses.signal_reader import select_top_tokens
 from practicum.objective import Signal, TopK
 from practicum.ports import SamplingClient, Teacher
 from practicum.types import Rollout
@@ -47,4 +47,4 @@ def compute_candidates(
 ) -> list[Int[Tensor, "T K"]]:
     """Return a model's k most likely tokens at each position, at most the whole vocabulary."""
     signals = client.score(build_score_requests(rollouts), TopK(k=k, support="teacher"))
-    return [select_likeliest(signal, k) for signal in signals]
+    return [select_top_tokens(signal, k) for signal in signals]

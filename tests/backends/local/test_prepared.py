@@ -8,7 +8,7 @@ from toy import in_check
 
 from backends.tiny import ARCHITECTURES, random_tokens, tiny
 from practicum.backends.local import prepared
-from practicum.backends.local.prepared import ROW_STEP, LayoutStore, _Product, count_kept_bytes
+from practicum.backends.local.prepared import ROW_STEP, LayoutStore, _Product, count_cached_bytes
 from practicum.backends.local.sampler import LocalSampler
 from practicum.objective import Full, Sampled
 from practicum.types import ScoreRequest
@@ -50,7 +50,7 @@ def test_the_layout_is_made_once_and_only_where_it_gains(amd):
     maps = store.open(model)
     assert store.open(model) is maps
     assert bool(maps._forwards) == amd
-    assert (count_kept_bytes(1_000) == 4_000) == amd
+    assert (count_cached_bytes(1_000) == 4_000) == amd
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def client(folder: Path, residency: str, **settings: str) -> SamplingClient:
 def test_scores_are_those_of_the_resident_model_bit_for_bit(
     folder: Path, residency: str, dtype: str, layout: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "count_kept_bytes", lambda weights: layout * weights)
+    monkeypatch.setattr(prepared, "count_cached_bytes", lambda weights: layout * weights)
     resident, visiting = (
         client(folder, "resident", dtype=dtype),
         client(folder, residency, dtype=dtype),

@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from backends.families import forward_alone, learn
 from backends.tiny import VOCABULARY, random_tokens
-from practicum.backends.local.kept_texts import KeptTexts
+from practicum.backends.local.cached_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import fix_length
 from practicum.backends.local.packing import enable_packing

@@ -94,7 +94,7 @@ def test_a_prompt_without_a_right_answer_is_tried_again_and_only_what_is_right_s
             assert after.policy_logprobs.isnan().all() and after.sampling_logprobs.isfinite().all()
     shares = measure_retried(again)
     assert shares["retried"] == (len(marks["yes"]) + len(marks["failed"])) / 12
-    assert shares["retried_in_vain"] == len(marks["failed"]) / 12
+    assert shares["retry_failed"] == len(marks["failed"]) / 12
     assert measure_retried(first) == {}
 
 

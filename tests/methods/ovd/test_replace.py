@@ -216,7 +216,7 @@ JUDGE = {"type": "judge", "teacher": {"type": "grading_teacher:Plugin"}}
 def test_what_cannot_replace_is_refused_in_one_line(
     models: Path, changes: dict[str, Any], message: str
 ) -> None:
-    good = {"rollout.source": "replace(grade)", "scorers": {"grade": {**JUDGE, "at_least": 5}}}
+    good = {"rollout.source": "replace(grade)", "scorers": {"grade": {**JUDGE, "min_grade": 5}}}
     toy_recipe(models, good)
     with pytest.raises(RecipeError) as refused:
         toy_recipe(models, {**good, **changes})
@@ -238,7 +238,7 @@ def test_a_run_is_resumed_as_if_it_had_not_stopped(tmp_path: Path) -> None:
             ]
         },
         "scorers": {
-            "grade": {**JUDGE, "step": "word", "at_least": 5, "template": "{answer}\n> {step}"}
+            "grade": {**JUDGE, "step": "word", "min_grade": 5, "template": "{answer}\n> {step}"}
         },
     }
     whole = toy_run(tmp_path, tmp_path / "whole", changes).folder

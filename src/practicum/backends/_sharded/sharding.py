@@ -163,7 +163,7 @@ def gather_head(weights: tuple[SharedWeight, ...], *, learns: bool = True) -> It
 
 
 @contextmanager
-def open_whole(model: PreTrainedModel, weights: tuple[SharedWeight, ...]) -> Iterator[None]:
+def gather_weights(model: PreTrainedModel, weights: tuple[SharedWeight, ...]) -> Iterator[None]:
     """Within the block, let the model be called like a model of one process; all ranks call this.
 
     At the end of the block, every rank holds only its shard again.

@@ -25,15 +25,15 @@ from practicum.backends._sharded.sharding import (
     SharedWeight,
     build_mesh,
     find_rows,
+    gather_weights,
     get_local,
-    open_whole,
     shard,
 )
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.loading import check_finite, fix_length, set_trainable
 from practicum.backends.local.packing import enable_packing, find_max_packed_length
-from practicum.backends.local.stray_settings import drop_stray_settings
 from practicum.backends.local.trial import can_decode_natively
+from practicum.backends.local.unused_settings import drop_unused_settings
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import find_base, is_adapter_folder
@@ -51,7 +51,7 @@ class ShardedModel:
 
     def open(self) -> AbstractContextManager[None]:
         """Let the block call the model like a model of one process; all ranks call this."""
-        return open_whole(self.language_model.model, self.head_weights)
+        return gather_weights(self.language_model.model, self.head_weights)
 
 
 def read_sharded_model(
@@ -91,7 +91,7 @@ def read_sharded_model(
     if isinstance(config, StudentConfig) and config.lora is not None:
         set_trainable(model, config, seed, source)
     check_finite_rows(model, source)
-    with torch.no_grad(), open_whole(model, weights):
+    with torch.no_grad(), gather_weights(model, weights):
         if language_model.max_packed_tokens:
             longest = find_max_packed_length(language_model)
             language_model = replace(language_model, max_packed_tokens=longest)
@@ -128,7 +128,7 @@ def _build_on_meta(source: str, config: ModelConfig) -> PreTrainedModel:
             described, dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         )
     model.name_or_path = source
-    drop_stray_settings(model, source)
+    drop_unused_settings(model, source)
     model.requires_grad_(False)
     return model
 

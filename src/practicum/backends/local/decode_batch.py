@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
+from practicum.backends.local.cached_texts import KeptTexts
 from practicum.backends.local.decode_step import (
     DecodeJob,
     PromptTokens,
     SlotStep,
     StepProgram,
 )
-from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native import NativeStep, open_native
 from practicum.backends.local.packing import PrefixStates, pad_sequences

@@ -5,8 +5,8 @@ from collections.abc import Generator, Mapping, Sequence
 from torch import Tensor
 
 from practicum.backends.local.adapters import PARTS, add_adapters
+from practicum.backends.local.client_loss import forward_backward_targets, forward_targets
 from practicum.backends.local.device_limits import find_limits
-from practicum.backends.local.given import forward_backward_targets, forward_targets
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
 from practicum.backends.local.prompt_scores import score_prompts, split_questions

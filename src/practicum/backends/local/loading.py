@@ -26,8 +26,8 @@ from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.quantising import quantise
 from practicum.backends.local.ranks import is_out_of_memory
 from practicum.backends.local.rotary import fix_rotations
-from practicum.backends.local.stray_settings import drop_stray_settings
 from practicum.backends.local.trial import choose_decoding, explain_no_sampling
+from practicum.backends.local.unused_settings import drop_unused_settings
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
@@ -203,7 +203,7 @@ def read_model(
     `merge`, an adapter folder is merged into its base.
     """
     model = _load_weights(find_base(source), config)
-    drop_stray_settings(model, source)
+    drop_unused_settings(model, source)
     if merge and is_adapter_folder(source):
         model = merge_adapter(model, source)
     model.requires_grad_(False)

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum.backends.local.cached_texts import MAX_BYTES as MAX_TEXT_BYTES
 from practicum.backends.local.config import Config
 from practicum.backends.local.device_limits import build_limits, find_limits
 from practicum.backends.local.graph import plan_micro_batch
-from practicum.backends.local.kept_texts import MAX_BYTES as MAX_TEXT_BYTES
 from practicum.backends.local.loading import LoadedModel
-from practicum.backends.local.native.kept import MAX_BYTES
+from practicum.backends.local.native.packed_copies import MAX_BYTES
 from practicum.backends.local.paper import load_weightless, measure_footprint
-from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_kept_bytes
+from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_cached_bytes
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.costs import GraphPlan
@@ -117,7 +117,7 @@ class LocalPaper(PaperBackend):
         shape = measure_dims(loaded.language_model)
         footprint = measure_footprint(config, loaded.source)
         is_wide = config.dtype == "float32" and keeps_dtype(config.quantization)
-        layout_bytes = count_kept_bytes(shape.body + shape.head) if is_wide else 0
+        layout_bytes = count_cached_bytes(shape.body + shape.head) if is_wide else 0
         self.record.scorers[name] = PaperModel(config, shape, footprint, layout_bytes=layout_bytes)
         return Model(
             self._open_client(name), loaded.renderer, loaded.context_length, loaded.source, shape

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from practicum.backends.local.cached_texts import Continuation, ContinuedBatch
 from practicum.backends.local.decode_step import DecodeJob, LayerStates, PromptTokens
 from practicum.backends.local.device_limits import find_limits
-from practicum.backends.local.kept_texts import Continuation, ContinuedBatch
 from practicum.backends.local.packing import PackedBatch
 from practicum.backends.local.text_states import capture_layer
 from practicum.costs.segments import count_fitting_texts

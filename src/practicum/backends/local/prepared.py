@@ -93,10 +93,10 @@ def scores_with_layout(language_model: LanguageModel) -> bool:
     """Return True if scoring with the model, once frozen, uses oneDNN's layout."""
     layers = _list_linear_layers(find_body(language_model.model))
     weights = sum(layer.weight.numel() for layer in layers)
-    return count_kept_bytes(weights + language_model.head().weight.numel()) > 0
+    return count_cached_bytes(weights + language_model.head().weight.numel()) > 0
 
 
-def count_kept_bytes(weights: int) -> int:
+def count_cached_bytes(weights: int) -> int:
     """Return the bytes that `LayoutStore` keeps for a float32 model with `weights` map weights.
 
     This is 0 if the layout is not faster for many rows or if the copy is too large.

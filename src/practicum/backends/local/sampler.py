@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.backends.local.cached_texts import KeptTexts
 from practicum.backends.local.decode_batch import open_decode_batch
 from practicum.backends.local.decode_step import Steps
 from practicum.backends.local.device_limits import find_limits
@@ -26,7 +27,6 @@ from practicum.backends.local.drawing import (
     sample_tokens,
 )
 from practicum.backends.local.host_states import DEVICE_BYTES, HostStore
-from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.native.library import NativeLibrary, load_library
 from practicum.backends.local.packing import compute_hidden_states, iterate_hidden_states

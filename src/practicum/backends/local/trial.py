@@ -279,7 +279,7 @@ def _measure_scores(language_model: LanguageModel, compute: Forward = compute_by
     texts = _list_texts(language_model)
     hidden = compute_hidden_states(language_model, [ScoreRequest(t[:1], t[1:]) for t in texts])
     packed = language_model.head().logprobs(hidden)
-    return _compare(packed, _predict_alone(language_model, texts, compute))
+    return _compare(packed, _predict_separately(language_model, texts, compute))
 
 
 @torch.enable_grad()
@@ -290,7 +290,7 @@ def _measure_gradients(language_model: LanguageModel) -> float:
     targets = torch.tensor([token for text in texts for token in text[1:]])
     hidden = compute_hidden_states(language_model, [ScoreRequest(t[:1], t[1:]) for t in texts])
     packed = language_model.head().logprobs(hidden)
-    alone = _predict_alone(language_model, texts)
+    alone = _predict_separately(language_model, texts)
     gradients = [
         torch.cat([part.flatten() for part in torch.autograd.grad(total, weights)])
         for total in (rows.gather(1, targets[:, None]).sum() for rows in (packed, alone))
@@ -350,7 +350,7 @@ def _compare(logprobs: Float[Tensor, "T V"], expected: Float[Tensor, "T V"]) -> 
     return (expected.exp() * (logprobs - expected).abs()).sum(dim=-1).max().item()
 
 
-def _predict_alone(
+def _predict_separately(
     language_model: LanguageModel,
     texts: Sequence[PromptTokens],
     compute: Forward = compute_by_forward,

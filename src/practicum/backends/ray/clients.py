@@ -104,7 +104,7 @@ class RankGroup:
     def _fetch(self, reference: Any, verb: str) -> Any:
         return call_within(lambda: ray.get(reference), verb, self._patience)
 
-    def ask_beside(self, verb: str, *arguments: Any) -> None:
+    def ask_concurrently(self, verb: str, *arguments: Any) -> None:
         """Let all ranks do a side task; the group survives a failure of it."""
         processes = self._require_processes(verb)
         references = {

@@ -193,7 +193,7 @@ class RayBackend(Backend):
         """Let every rank copy its part to its host; return a function that makes them write it."""
         group = _require_ray(student).trainer.group
         group.ask("copy_state")
-        return lambda folder: group.ask_beside("write_beside", folder.absolute())
+        return lambda folder: group.ask_concurrently("write_concurrently", folder.absolute())
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
         """Let every rank read its rows of a checkpoint from any number of ranks."""

@@ -140,7 +140,7 @@ class TrainerRank(ShardedRank):
         return pack_state(collect_part(self._find_weights(follower)))
 
     @ray.method(concurrency_group="write")
-    def write_beside(self, folder: Path) -> None:
+    def write_concurrently(self, folder: Path) -> None:
         """Write the copied tensors; a separate thread does this during the next steps."""
         self.write_copy(folder)
 

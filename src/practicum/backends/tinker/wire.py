@@ -139,8 +139,8 @@ def restrict_signal(
             return signal
         # The bucket of a teacher with another vocabulary is not a token.
         full = full.cpu() if distribution.outside is None else full[:, :-1].cpu()
-        likeliest = full.topk(min(k, full.shape[-1]), dim=-1).indices
-        ids = likeliest if candidates is None else candidates[piece]
+        top_tokens = full.topk(min(k, full.shape[-1]), dim=-1).indices
+        ids = top_tokens if candidates is None else candidates[piece]
         sampled = full.gather(-1, tokens[piece, None])[:, 0]
         unknown = distribution.unknown
         logprobs.append(sampled if unknown is None else sampled.masked_fill(unknown, 0.0))

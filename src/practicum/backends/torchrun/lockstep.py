@@ -25,10 +25,10 @@ from practicum.backends._sharded.crossing import pack, unpack
 from practicum.backends._sharded.rank_verbs import ProcessSettings
 from practicum.backends._sharded.silence import build_silence_error
 from practicum.backends.torchrun.config import Config
+from practicum.backends.torchrun.failures import RunEnded, Trouble, Unanswered, shorten
 from practicum.backends.torchrun.heartbeat import BEAT_SECONDS, ENDED, Heartbeat
 from practicum.backends.torchrun.one_thread import OneThread
 from practicum.backends.torchrun.rank_process import RankProcess
-from practicum.backends.torchrun.troubles import RunEnded, Trouble, Unanswered, shorten
 from practicum.core.abandon import Cancelled
 from practicum.core.leaving import LAST_ACTS
 from practicum.core.notes import hide_notes

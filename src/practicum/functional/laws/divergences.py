@@ -164,7 +164,7 @@ def advantage_in_float32(
         require(is_close, f"the advantage is {show(single)}, in float64 {show(double)}")
 
 
-def all_candidates_are_the_whole(
+def all_candidates_equal_the_full_form(
     divergence: Divergence, parameter: float | None, student: Tensor, teacher: Tensor
 ) -> None:
     """A top-k with k equal to the vocabulary is the full value, with any support and tail."""
@@ -235,7 +235,7 @@ DIVERGENCE_LAWS: tuple[Law, ...] = (
     sampled_expectation,
     head_and_sampled_tail,
     advantage_in_float32,
-    all_candidates_are_the_whole,
+    all_candidates_equal_the_full_form,
     bucket_is_a_lower_bound,
     slope_is_the_derivative,
 )

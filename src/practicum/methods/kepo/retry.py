@@ -58,7 +58,7 @@ class Config(SourceConfig):
         return self.note
 
     @property
-    def others_speak(self) -> bool:
+    def environment_writes(self) -> bool:
         """Return True if the note is a part of the answers."""
         return self.begins_answers
 
@@ -165,5 +165,5 @@ def measure_retried(rollouts: Sequence[Rollout]) -> Metrics:
         return {}
     return {
         "retried": (len(marks) - marks.count("no")) / len(marks),
-        "retried_in_vain": marks.count("failed") / len(marks),
+        "retry_failed": marks.count("failed") / len(marks),
     }

@@ -37,7 +37,7 @@ class Config(SourceConfig):
     type: Literal["replace"] = "replace"
     form: ClassVar[Form] = "answers"
     guide_rejects: ClassVar[bool] = True
-    guide_example: ClassVar[str] = "judge, at_least: 5, teacher: ..."
+    guide_example: ClassVar[str] = "judge, min_grade: 5, teacher: ..."
     scorer: str
     writer: Literal["teacher", "reference", "student"] = "teacher"
     tries: int = Field(default=1, ge=1)
@@ -63,7 +63,7 @@ class Config(SourceConfig):
         if not scorer.rejects:
             raise CapabilityError(
                 f"rollout.source: replace(scorer={self.scorer}): this scorer rejects no answers; "
-                "use a scorer that rejects, such as {type: judge, at_least: 5, ...}"
+                "use a scorer that rejects, such as {type: judge, min_grade: 5, ...}"
             )
         models = {"teacher": writers.teacher, "reference": writers.reference}
         return StepReplacer(
@@ -144,7 +144,7 @@ class StepReplacer:
             prompted = rejections[rows[0]].client
             if prompted is None:
                 keys = [rejections[row].key for row in rows]
-                return self._write_whole(keys, [seeds[row] for row in rows])
+                return self._write_full_answers(keys, [seeds[row] for row in rows])
             params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
             return prompted.client.sample([request(row) for row in rows], params)
 
@@ -162,7 +162,7 @@ class StepReplacer:
         ]
         return call_by_group(groups, sample)
 
-    def _write_whole(self, keys: Sequence[RolloutKey], seeds: Sequence[int]) -> list[Sample]:
+    def _write_full_answers(self, keys: Sequence[RolloutKey], seeds: Sequence[int]) -> list[Sample]:
         """Return complete answers of the writer."""
         assert self.writer is not None, "the student continues from its own tokens"
         requests = [TeacherRequest(key.prompt, seed) for key, seed in zip(keys, seeds, strict=True)]

@@ -50,7 +50,7 @@ class Config(SourceConfig):
     form: ClassVar[Form] = "conversations"
     instead: ClassVar[str] = "replace(...)"
     guide_rejects: ClassVar[bool] = True
-    guide_example: ClassVar[str] = "judge, at_least: 5, teacher: ..."
+    guide_example: ClassVar[str] = "judge, min_grade: 5, teacher: ..."
     writer: Literal["teacher", "reference"] = "teacher"
     scorer: str | None = None
     below: float = Field(default=0.5, gt=0, le=1)
@@ -79,7 +79,7 @@ class Config(SourceConfig):
         if scorer is not None and not scorer.rejects:
             raise CapabilityError(
                 f"rollout.source: correct(scorer={self.scorer}): this scorer rejects no turns; "
-                "use a scorer that rejects, such as {type: judge, step: turn, at_least: 5, ...}"
+                "use a scorer that rejects, such as {type: judge, step: turn, min_grade: 5, ...}"
             )
         if scorer is None and not writers.task.has_expert:
             raise CapabilityError(
@@ -150,7 +150,7 @@ class TurnCorrector:
             rollout = rollouts[turn.row]
             rollouts[turn.row] = replace(rollout, notes={**rollout.notes, CORRECTED: "refused"})
         for (turn, _), rollout in zip(
-            corrections, self._go_on(keys, rollouts, corrections), strict=True
+            corrections, self._continue_answers(keys, rollouts, corrections), strict=True
         ):
             rollouts[turn.row] = rollout
         return rollouts
@@ -306,7 +306,7 @@ class TurnCorrector:
             )
         return client
 
-    def _go_on(
+    def _continue_answers(
         self,
         keys: Sequence[RolloutKey],
         rollouts: Sequence[Rollout],

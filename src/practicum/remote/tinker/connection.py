@@ -2,7 +2,7 @@
 
 The package retries by itself, for a time that cannot be configured. So this module checks in
 parallel that the service is there: while no answer comes, it probes the address, and after
-`give_up_after` seconds without a connection it gives up.
+`retry_seconds` seconds without a connection it gives up.
 """
 
 import concurrent.futures
@@ -45,7 +45,7 @@ class ServiceConfig(AddressConfig):
     timeout: float = Field(
         default=1800.0, gt=0, description="seconds within which the service must answer"
     )
-    give_up_after: float = Field(
+    retry_seconds: float = Field(
         default=120.0, ge=0, description="seconds without a connection that end the run"
     )
     seed_bits: int = Field(
@@ -157,12 +157,12 @@ class Connection:
     def _wait_until_open(self, what: str = "a session") -> None:
         """Wait until the address accepts a connection.
 
-        Raise TeacherError after `give_up_after` seconds.
+        Raise TeacherError after `retry_seconds` seconds.
         """
         start, is_logged = monotonic(), False
         while (trouble := _probe_port(*split_host(self.address))) is not None:
             away = monotonic() - start
-            if away >= self._config.give_up_after:
+            if away >= self._config.retry_seconds:
                 raise TeacherError(
                     f"{self.address}: {what}: no connection for {away:.0f} s ({trouble}); "
                     "start the service, or look at its log, and resume"
@@ -170,7 +170,7 @@ class Connection:
             if not is_logged:
                 log.info(f"{self.address}: no connection ({trouble}); {what} waits for it")
                 is_logged = True
-            sleep(min(PROBE_INTERVAL, self._config.give_up_after))
+            sleep(min(PROBE_INTERVAL, self._config.retry_seconds))
 
     def _translate(self, error: BaseException, what: str) -> TeacherError:
         """Return an error of the package as a TeacherError."""

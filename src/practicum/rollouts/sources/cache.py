@@ -27,7 +27,7 @@ class RecordedSource(SourceConfig):
         return check_path(path)
 
     @property
-    def others_speak(self) -> bool:
+    def environment_writes(self) -> bool:
         """Return True: the recorded rollouts may contain an environment's turns."""
         return True
 

@@ -105,7 +105,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
         "moments of AdamW": 2 * (trained + fitted),
         "logit side": count_tiles(recipe.objective) * record.chunk_tokens * vocabulary_row,
-        "weights kept laid out for decoding": _count_kept_weights(run),
+        "weights kept laid out for decoding": _count_cached_weights(run),
     }
     if recipe.train.save_in_background:
         always["copy of the state being saved"] = 3 * (trained + fitted)
@@ -118,7 +118,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     sample = _estimate_sampling(run, completions, recipe.rollout.max_new_tokens)
     # A conversation samples in many requests, so the rollouts are counted.
     rollouts = round(run.metrics["rollouts"])
-    sample |= _estimate_kept_texts(run, rollouts, recipe.rollout.max_new_tokens)
+    sample |= _estimate_cached_texts(run, rollouts, recipe.rollout.max_new_tokens)
     # At most one teacher is read from disk or merged at a time, so the largest one counts.
     score = {
         "a visiting teacher": max(visiting),
@@ -137,7 +137,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         completions = recipe.evaluation.prompts * recipe.evaluation.samples
         length = recipe.evaluation.max_new_tokens or recipe.rollout.max_new_tokens
         sampling = _estimate_sampling(run, completions, length)
-        sampling |= _estimate_kept_texts(run, completions, length)
+        sampling |= _estimate_cached_texts(run, completions, length)
         compared = COMPARED_TOKENS * COMPARED_TILES * vocabulary_row
         # An evaluation samples first and compares distributions after it, so the larger one counts.
         if compared > sum(sampling.values()):
@@ -250,7 +250,7 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     rows = min(record.sampling_batch, completions)
     max_tokens = max(map(len, run.prompts), default=0) + new_tokens
     is_prepacked = rows > 0 and _is_prepacked(run, new_tokens)
-    laid_out = FLOAT_BYTES * (dims.body + dims.head) - _count_kept_weights(run)
+    laid_out = FLOAT_BYTES * (dims.body + dims.head) - _count_cached_weights(run)
     return {
         "weights laid out for decoding": laid_out if is_prepacked else 0,
         "keys and values": dims.count_kv_bytes(rows * max_tokens, FLOAT_BYTES),
@@ -258,7 +258,7 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     }
 
 
-def _estimate_kept_texts(run: DryRun, conversations: int, new_tokens: int) -> dict[str, int]:
+def _estimate_cached_texts(run: DryRun, conversations: int, new_tokens: int) -> dict[str, int]:
     """Return the bytes of keys and values that conversations keep from turn to turn."""
     if not run.converses:
         return {}
@@ -278,7 +278,7 @@ def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
     )
 
 
-def _count_kept_weights(run: DryRun) -> int:
+def _count_cached_weights(run: DryRun) -> int:
     """Return the bytes of the student's frozen weights with laid-out copies that outlive a step.
 
     Only the compiled step keeps such copies; the plan does not know which kind of step will decode.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from practicum.backends.local.decode_step import DecodeJob, LayerStates, copy_heads
 from practicum.backends.local.llama_weights import LlamaWeights, compute_rotations
-from practicum.backends.local.native.kept import PackJob, pack_weights
 from practicum.backends.local.native.library import NativeLibrary
+from practicum.backends.local.native.packed_copies import PackJob, pack_weights
 from practicum.functional.head import Head
 
 LAYER_FIELDS = (

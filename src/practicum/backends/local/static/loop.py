@@ -10,9 +10,9 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from practicum.backends.local.cached_texts import KeptTexts
 from practicum.backends.local.decode_step import DecodeJob, PromptTokens, Steps
 from practicum.backends.local.drawing import build_divergence_error
-from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import PrefixStates
 from practicum.backends.local.prefill import PromptQueue

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from practicum.backends.local.cached_texts import KeptTexts
 from practicum.backends.local.decode_step import DecodeJob
 from practicum.backends.local.drawing import sample_other_tokens, sample_tokens
-from practicum.backends.local.kept_texts import KeptTexts
 from practicum.backends.local.static.attention import Attention, PageTable
 from practicum.backends.local.static.body import StaticBody
 from practicum.backends.local.static.capture import Capture, Step

@@ -16,7 +16,7 @@ CACHE_SETTINGS = ("layer_types", "sliding_window", "attention_chunk_size", "kv_s
 """The settings from which transformers chooses the cache of each layer."""
 
 
-def drop_stray_settings(model: PreTrainedModel, source: str) -> None:
+def drop_unused_settings(model: PreTrainedModel, source: str) -> None:
     """Remove cache settings that no class of the config declares, and log their names.
 
     Only transformers' own classes declare all settings that their models read.

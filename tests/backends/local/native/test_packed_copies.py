@@ -8,7 +8,7 @@ import torch
 
 from backends.test_native import assert_alike, compiled, make, random_tokens  # noqa: F401  (a fixture)
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.native.kept import PackJob, pack_weights
+from practicum.backends.local.native.packed_copies import PackJob, pack_weights
 from practicum.backends.local.sampler import LocalSampler
 from practicum.types import SampleRequest, SamplingParams
 

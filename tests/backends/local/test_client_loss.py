@@ -7,7 +7,7 @@ import torch
 from toy import make_model
 
 from practicum import functional as F
-from practicum.backends.local.given import forward_backward_targets, forward_targets
+from practicum.backends.local.client_loss import forward_backward_targets, forward_targets
 from practicum.backends.local.hosted import add_shared_adapters
 from practicum.backends.local.loading import load
 from practicum.backends.local.prompt_scores import score_prompts

@@ -7,7 +7,7 @@ import torch
 
 from backends.tiny import random_tokens, tiny
 from practicum.backends.local import prefill
-from practicum.backends.local.kept_texts import KeptTexts
+from practicum.backends.local.cached_texts import KeptTexts
 from practicum.backends.local.language_model import Decoding
 from practicum.backends.local.native.library import load_library
 from practicum.backends.local.packing import PrefixStates
