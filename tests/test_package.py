@@ -110,7 +110,7 @@ def test_the_page_of_the_package_leads_nowhere_that_it_does_not_hold(metadata: M
     assert isinstance(description, str) and "# practicum" in description
     targets = re.findall(r"\]\(([^)]*)\)", description)
     assert [target for target in targets if not target.startswith("https://")] == []
-    assert "`docs/doctor.md`" in description, "the path of a file is kept without its link"
+    assert "`docs/engines.md`" in description, "the path of a file is kept without its link"
 
 
 @pytest.mark.long

@@ -161,9 +161,7 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
 
 
 def _import_longest(dotted: str) -> tuple[ModuleType | None, list[str]]:
-    """Import the longest prefix of a dotted name that is a module; return the module and the
-    remaining parts.
-    """
+    """Import a dotted name's longest prefix that is a module; return it and the remaining parts."""
     module, parts = None, dotted.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])

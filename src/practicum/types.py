@@ -288,9 +288,7 @@ class HeadLike(Protocol):
 
 @runtime_checkable
 class StatesLike(Protocol):
-    """Hidden states that are stored elsewhere until they are read: in another process or on the
-    host.
-    """
+    """Hidden states stored elsewhere until they are read: in another process or on the host."""
 
     @property
     def finite(self) -> bool:

@@ -42,7 +42,7 @@ def test_more_gpus_than_there_are_and_those_of_others_are_said_before_anything_s
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 8.0})
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 3.0})
     with pytest.raises(
-        TooFewGpus, match=r"^4 GPUs are needed and 3 of 8 are free; another run may hold the oth"
+        TooFewGpus, match=r"^4 GPUs are needed and 3 of 8 are free; another run may hold the rest"
     ):
         assemble_run(toy_recipe(models, on_ray()), tmp_path)
 

@@ -87,9 +87,7 @@ def test_a_service_with_skyrls_limits_trains_on_sampled_tokens_once_its_settings
         toy_run(models, tmp_path / "refused", {**at(served), **sampled})
     folder = toy_run(models, tmp_path / "run", {**at(served, fixed=ALL), **sampled}).folder
     assert min(curve(folder, "grad_norm")) > 0, "read from skyrl.ai/grad_norm"
-    with pytest.raises(
-        CapabilityError, match=r"service at .* two targets .* write signal: sampled"
-    ):
+    with pytest.raises(CapabilityError, match=r"service at .* two targets .* set signal: sampled"):
         toy_run(
             models,
             tmp_path / "candidates",

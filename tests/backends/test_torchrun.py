@@ -262,7 +262,7 @@ def test_a_stopped_rank_is_named_and_the_other_ends(
     before = "after step 1: " if stopped else ""
     assert re.match(
         rf"error: {before}trainer {stopped} \(process {pid} on \S+\)(, last seen at \w+,)? has "
-        rf"given no sign of life for 2 s \(backend.silence\) while the run waited for {waits}; look",
+        rf"given no sign of life for 2 s \(backend.silence\) while the run waited for {waits}; check",
         line,
     )
     written = json.loads((tmp_path / "toy" / "error.json").read_text())

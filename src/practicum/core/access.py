@@ -74,9 +74,7 @@ def name_hosts(host: str) -> frozenset[str] | None:
 def read_admission(
     host: str, token_file: Path | None, host_setting: str, file_setting: str
 ) -> Admission:
-    """Return the admitted callers of an address; RecipeError if anyone could call, or if the token
-    is weak.
-    """
+    """Return a host's admitted callers; RecipeError if anyone could call or the token is weak."""
     token = read_token(token_file, file_setting)
     if token is None and not is_loopback(host):
         raise RecipeError(

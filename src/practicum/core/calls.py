@@ -83,9 +83,7 @@ def _parse_scalar(text: str) -> Any:
 
 
 class Call(BaseModel):
-    """A choice written as a call: `type` is its name, the remaining fields are its parameters in
-    order.
-    """
+    """A choice written as a call: `type` is the name, other fields are the parameters in order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -45,9 +45,7 @@ def find_base(file: Path) -> Path:
 
 @lru_cache(maxsize=1)
 def _list_files(recipes: Path, package: Path) -> dict[str, Path]:
-    """Return the files of some folders; cached, because listing all recipes needs them twice per
-    recipe.
-    """
+    """Return the files of some folders, cached: listing all recipes needs them twice per recipe."""
     folders = [recipes, *package.glob("methods/*/recipes")]
     files = {
         str(file.relative_to(folder).with_suffix("")): file.resolve()

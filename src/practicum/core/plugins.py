@@ -102,9 +102,7 @@ def _list_method_parts() -> dict[str, dict[str, str]]:
 
 
 def _list_published(room: str) -> dict[str, str]:
-    """Return the dotted names of the plug-ins that other packages publish for a room, by entry
-    point.
-    """
+    """Return dotted names of plug-ins that other packages publish for a room, by entry point."""
     published = find_published(_name_group(room))
     return {name: dotted for name, dotted in published.items() if name not in list_packaged(room)}
 
@@ -115,9 +113,7 @@ def _name_group(room: str) -> str:
 
 
 def _package(room: str) -> str:
-    """Return the package of a room of practicum; a dotted name of another package is returned
-    unchanged.
-    """
+    """Return the package of a room of practicum; return another package's dotted name unchanged."""
     return room if "." in room else f"practicum.{room}"
 
 

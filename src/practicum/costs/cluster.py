@@ -179,9 +179,7 @@ def scale_workload(work: Workload, factor: float) -> Workload:
 
 
 def count_site_bytes(work: Workload, top_k: int = 64) -> dict[str, int]:
-    """Return the bytes of a step that would cross between two sites, for each part that could be
-    remote.
-    """
+    """Return a step's bytes that would cross between two sites, per part that could be remote."""
     tokens = sum(scorer.tokens for scorer in work.teachers)
     return {
         "samplers: tokens and log-probabilities": ANSWER_BYTES * work.sampled_tokens,
@@ -291,9 +289,7 @@ def _count_head_bytes(work: Workload) -> int:
 
 
 def _count_slots(work: Workload, cluster: Cluster, split: Split) -> int:
-    """Return the number of concurrent completions on a sampler; ResourceError if one longest text
-    does not fit.
-    """
+    """Return a sampler's concurrent completions; ResourceError if one longest text does not fit."""
     # Keys and values are paged, so completions take their mean length, half of the maximum; only
     # one completion must fit at full length.
     weights = count_sampler_weights(work)
@@ -397,9 +393,7 @@ def _time_judging(work: Workload, cluster: Cluster) -> float:
 
 
 def _time_teacher(teacher: ScoringWork, cluster: Cluster, gpus: int, shards: int) -> float:
-    """Return the seconds in which `gpus` GPUs score, including gathers that do not overlap with
-    computation.
-    """
+    """Return the seconds in which `gpus` GPUs score, with gathers not hidden by computation."""
     products = teacher.flops / (
         cluster.gpu.get_flops(teacher.item_bytes) * gpus * EFFICIENCY["score"]
     )

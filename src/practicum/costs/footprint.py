@@ -1,6 +1,4 @@
-"""Memory of a pass through a model, excluding its weights, as linear functions of the tokens of the
-pass.
-"""
+"""Memory of a pass through a model, excluding weights, as linear functions of the pass's tokens."""
 
 from dataclasses import dataclass
 

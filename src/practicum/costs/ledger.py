@@ -106,9 +106,7 @@ class Ledger:
 
     @contextmanager
     def record_separately(self) -> Iterator[UsageByPhase]:
-        """Record this thread's usage in the block separately, to `put` it at the step it belongs
-        to.
-        """
+        """Record this thread's usage in the block separately, to `put` it at its own step."""
         lap: UsageByPhase = {}
         token = _THREAD_USAGE.set(lap)
         try:
@@ -139,9 +137,7 @@ class Meter:
     name: str
 
     def declare_size(self, parameters: int) -> None:
-        """Count two operations per token and parameter, for a model with a known size but unknown
-        layers.
-        """
+        """Count two operations per token and parameter: the size is known, the layers are not."""
         # Attention is left out: layers and heads are not known.
         self.ledger.dims[self.name] = ModelDims(parameters, parameters, 0, 0, 0, 0, 0, 0)
 
@@ -151,9 +147,7 @@ class Meter:
         self._read("sample", texts, heads=True, decoded=True)
 
     def count_continued(self, texts: Sequence[tuple[int, int, int]]) -> None:
-        """Count completions of texts that continue earlier ones; see
-        `practicum.costs.count_continued_tokens`.
-        """
+        """Count completions of texts that continue earlier texts; see `count_continued_tokens`."""
         self._add(
             "sample", count_continued_tokens(texts), sum(text[2] for text in texts), heads=True
         )

@@ -56,9 +56,7 @@ def find_shared_prefixes(texts: Sequence[tuple[tuple[int, ...], int]]) -> Shared
 
 
 def _pays(prefix: int, texts: int, following: int) -> bool:
-    """Return True if sharing a prefix is worth it, with `following` tokens after it in all texts
-    together.
-    """
+    """Return True if sharing a prefix pays; `following` tokens follow it in all texts together."""
     # In a body of width D, the products of a token take 24 D D operations per layer, and a query
     # with one key 4 D. Sharing saves a token's products in every text except the first. It costs
     # each of the L tokens after it half a block of masked keys, 128 of 256, which attention without
@@ -176,9 +174,7 @@ def find_longest_beginning(
 
 
 def count_shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return the length of the prefix that all prompts share; at least one token of each prompt
-    remains.
-    """
+    """Return the length of all prompts' shared prefix, which leaves each at least one token."""
     if len(prompts) < 2:
         return 0
     # In lexicographic order all prompts lie between these two, so they share what these two share.

@@ -39,9 +39,7 @@ class ModelDims:
         return self.vocabulary * self.width
 
     def count_attention_flops(self, contexts: int) -> int:
-        """Return the operations of attention for tokens with context lengths that sum to
-        `contexts`.
-        """
+        """Return attention's operations for tokens with context lengths that sum to `contexts`."""
         return 4 * self.layers * self.heads * self.head_dim * contexts
 
     def count_hidden_flops(self, tokens: int, contexts: int) -> int:

@@ -1,6 +1,4 @@
-"""A cluster and the work of a step, as data: GPUs and links, the work of each model, and the split
-of the GPUs.
-"""
+"""A cluster and a step's work, as data: GPUs and links, each model's work, and the GPU split."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +10,7 @@ from practicum.costs.shape import ModelDims, TrainableDims
 FLOAT_BYTES, HALF_BYTES = 4, 2
 
 USABLE = 0.9
-"""The share of a GPU's memory that a plan may use; the rest is for the CUDA context and unplanned
-allocations.
-"""
+"""The share of GPU memory for plans; the rest is for the CUDA context and unplanned allocations."""
 
 SCORED_TOKENS = 16384
 """The tokens of a teacher's pass on a GPU."""

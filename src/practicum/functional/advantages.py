@@ -190,9 +190,7 @@ ADVANTAGES |= {
 def add_reward(
     advantage: Float[Tensor, " T"], reward: float | Float[Tensor, " T"], weight: float
 ) -> Float[Tensor, " T"]:
-    """Return the distillation advantage plus `weight` times the completion's reward (MOPD, arXiv
-    2601.02780).
-    """
+    """Add `weight` times a completion's reward to its distillation advantage (MOPD, 2601.02780)."""
     return precise(advantage.detach()) + weight * reward
 
 

@@ -51,9 +51,7 @@ class Comparison:
 MEASURES = tuple(field.name for field in fields(Comparison))
 
 Part = tuple[Float[Tensor, "t V"] | None, Float[Tensor, "t V"] | None, Int[Tensor, " t"]]
-"""The log-probabilities of student and teacher at some consecutive tokens, None if unknown, and
-those tokens.
-"""
+"""Student and teacher log-probabilities at consecutive tokens (None if unknown), and the tokens."""
 
 
 def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> Comparison:

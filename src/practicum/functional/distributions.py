@@ -49,9 +49,7 @@ def overlap_of_top(
 
 
 def temper(logprobs: Float[Tensor, "*s V"], temperature: float) -> Float[Tensor, "*s V"]:
-    """Return the distribution at another temperature, `softmax(logprobs / temperature)` (arXiv
-    1503.02531).
-    """
+    """Change a distribution's temperature: `softmax(logprobs / temperature)` (arXiv 1503.02531)."""
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     return torch.log_softmax(precise(logprobs) / temperature, dim=-1)
@@ -192,9 +190,7 @@ def restrict_candidates(
 
 
 def _log_complement(log_mass: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Return `log(1 - exp(log_mass))`, in the form that is accurate on either side of mass 1/2
-    (Maechler 2012).
-    """
+    """Return `log(1 - exp(log_mass))`, accurate on either side of mass 1/2 (Maechler 2012)."""
     log_mass = log_mass.clamp(max=math.log1p(-SMALLEST_TAIL))
     large = torch.log(-torch.expm1(log_mass))
     small = torch.log1p(-log_mass.clamp(max=-math.log(2.0)).exp())

@@ -87,9 +87,7 @@ class Divergence:
         return {} if self.parameter is None else {self.parameter.name: self.parameter.default}
 
     def resolve(self, parameter: float | None) -> float:
-        """Return the parameter to use: the given one if it is allowed, else the default (0 without
-        a parameter).
-        """
+        """Return the checked parameter, or the default if None; 0 if the entry has no parameter."""
         if self.parameter is None:
             if parameter is not None:
                 raise ValueError(f"{self.name} takes no parameter, got {parameter:g}")
@@ -155,9 +153,7 @@ class Divergence:
     def _unit_gradient(
         self, student_logprob: Tensor, teacher_logprob: Tensor, parameter: float | None
     ) -> Tensor:
-        """Return `(d term / d log S) / S` in float64, which keeps the quotient's digits down to log
-        S = -700.
-        """
+        """Return `(d term / d log S) / S` in float64, which keeps digits down to log S = -700."""
         if not self.pointwise:
             names = ", ".join(name for name, entry in DIVERGENCES.items() if entry.pointwise)
             raise ValueError(

@@ -51,17 +51,13 @@ HEAD_MASS = 0.5
 
 
 def floored(student: Tensor, teacher: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the teacher's log-probabilities, raised to `TEACHER_FLOOR`, or to the student's if
-    they are lower.
-    """
+    """Raise the teacher's log-probabilities to `TEACHER_FLOOR`, or to the student's if lower."""
     floor = torch.clamp(student.detach(), max=TEACHER_FLOOR, out=out)
     return torch.maximum(teacher, floor, out=out)
 
 
 def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
-    """Return `log(1 - weight + weight * exp(log_ratio))`, exact to rounding both near 0 and far
-    from it.
-    """
+    """Return `log(1 - weight + weight * exp(log_ratio))`, exact to rounding near and far from 0."""
     # log1p keeps the digits near 0, but loses them near -1 and overflows for large ratios: there
     # logaddexp takes over. The clamps keep the unused branch and its gradient finite.
     growth = weight * torch.expm1(log_ratio.clamp(max=20.0))
@@ -324,9 +320,7 @@ def tvd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float
     exact_gradient=False,
 )
 def _adaptive_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
-    """Weight forward KL by the head's share of `|T - S|`, or by one half at equality, where it
-    is 0 / 0.
-    """
+    """Weight forward KL by the head's share of `|T - S|`; at equality, 0 / 0, by one half."""
     gap = (teacher.exp() - student.exp()).abs().detach()
     mass, order = teacher.exp().sort(dim=-1, descending=True)
     in_head = (mass.cumsum(dim=-1) - mass < HEAD_MASS).to(gap.dtype)
@@ -411,9 +405,7 @@ def _ce(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 
 
 def ce(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
-    """Return the cross-entropy -sum T log S: forward KL plus H(T), with the same gradient (arXiv
-    1503.02531).
-    """
+    """Return cross-entropy -sum T log S: forward KL plus H(T), same gradient (arXiv 1503.02531)."""
     return DIVERGENCES["ce"].value(student, teacher)
 
 

@@ -81,9 +81,7 @@ class Head:
     def logits(
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
     ) -> Float[Tensor, "*s v"]:
-        """Return the logits in float32; with `room`, a callable that gives the output buffer,
-        without a graph.
-        """
+        """Return float32 logits; with `room`, which gives the output buffer, without a graph."""
         if room is not None:
             out = room()
             precise = torch.promote_types(self.weight.dtype, torch.float32)
@@ -101,9 +99,7 @@ class Head:
         return self.scaled_and_capped(product if bias is None else product + bias)
 
     def scaled_and_capped(self, product: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
-        """Return the logits of a product of hidden states and weights: scaled and softly capped, in
-        float32.
-        """
+        """Scale and softly cap a product of hidden states and weights; return float32 logits."""
         logits = product.to(torch.promote_types(product.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale

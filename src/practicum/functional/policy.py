@@ -77,9 +77,7 @@ def ppo(
     clip_low_threshold: float = 0.8,
     clip_high_threshold: float = 1.2,
 ) -> Float[Tensor, "*s"]:
-    """Return `-min(r A, clip(r) A)` for the ratio r (arXiv 1707.06347), with the gradient of
-    `ratio_clip`.
-    """
+    """Return `-min(r A, clip(r) A)` for ratio r; gradient as in `ratio_clip` (arXiv 1707.06347)."""
     ratio = _ratio(logprobs, sampling_logprobs)
     clipped = ratio.clamp(clip_low_threshold, clip_high_threshold)
     return -torch.minimum(ratio * advantages, clipped * advantages)
@@ -93,9 +91,7 @@ def cispo(
     clip_low_threshold: float = 0.8,
     clip_high_threshold: float = 1.2,
 ) -> Float[Tensor, "*s"]:
-    """Return `-sg(clip(r)) A log S`: the weight is clipped, so every token keeps a gradient (arXiv
-    2506.13585).
-    """
+    """Return `-sg(clip(r)) A log S`: clipping the weight keeps all gradients (arXiv 2506.13585)."""
     clipped = (
         _ratio(logprobs, sampling_logprobs).clamp(clip_low_threshold, clip_high_threshold).detach()
     )

@@ -97,9 +97,7 @@ def arithmetic(
 
 
 def disagreement(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"]:
-    """Return the mean total variation distance between two members: 0 if all agree, 1 if no two
-    share a token.
-    """
+    """Return the mean total variation of two members: 0 if all agree, 1 if no two share a token."""
     probabilities = [precise(member).exp() for member in members]
     return _mean_of_pairs(
         probabilities, lambda first, second: 0.5 * (first - second).abs().sum(dim=-1)
@@ -132,9 +130,7 @@ def conflict_cosine(
 def reverse_kl_gradient(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
 ) -> Float[Tensor, "*s V"]:
-    """Return the gradient of KL(S || T) in the student's logits: `S * (a - E_S[a])` with
-    `a = log S - log T`.
-    """
+    """Return KL(S || T)'s gradient in the logits of S: `S * (a - E_S[a])`, `a = log S - log T`."""
     student = student.detach()
     terms = DIVERGENCES["reverse_kl"].contributions(student, teacher)
     return terms - finite(student).exp() * terms.sum(dim=-1, keepdim=True)

@@ -7,9 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 IMPOSSIBLE = -1e4
-"""The replacement of -inf in arithmetic: its exponential is exactly 0 and its products with 0 are
-0, not NaN.
-"""
+"""Replaces -inf in arithmetic: its exponential and its products with 0 are exactly 0, not NaN."""
 
 
 def precise(values: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -18,7 +16,5 @@ def precise(values: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 
 
 def finite(logprobs: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Return log-probabilities to compute with: in float32 or better, and with `IMPOSSIBLE` instead
-    of -inf.
-    """
+    """Return log-probabilities to compute with: float32 or better, `IMPOSSIBLE` instead of -inf."""
     return precise(logprobs).clamp(min=IMPOSSIBLE)

@@ -20,9 +20,7 @@ Older versions of `addmm` want the matrix in the dtype of the operands.
 """
 
 BLOCK_ROWS = 4096
-"""The rows of a bfloat16 matrix that are converted to float32 at once where no kernel returns
-float32.
-"""
+"""The rows of a bfloat16 matrix converted to float32 at once where no kernel returns float32."""
 
 
 def project(

@@ -1,6 +1,4 @@
-"""Registration of user-defined entries: after `register(entry)`, recipes of this process can use
-its name.
-"""
+"""Registration of a user's entries: after `register(entry)`, this process's recipes can use it."""
 
 from practicum.functional.advantages import ADVANTAGES, REWARDS, Advantage, RewardRule
 from practicum.functional.divergence_entry import DIVERGENCES, Divergence

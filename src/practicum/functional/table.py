@@ -41,9 +41,7 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         self._registered: set[str] = set()
 
     def enter(self, *facts: Facts.args, **named: Facts.kwargs) -> Callable[[Function], Function]:
-        """Return a decorator that enters a function with its facts, under its name without outer
-        underscores.
-        """
+        """Decorate a function to enter it with facts, under its name without outer underscores."""
 
         def entered(function: Function) -> Function:
             return self.enter_as(function.__name__.strip("_"), *facts, **named)(function)

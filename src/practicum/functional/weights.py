@@ -88,9 +88,7 @@ def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 def entropy_top(
     statistics: TokenStatistics, fraction: float = 0.2, model: str = "student"
 ) -> Float[Tensor, " T"]:
-    """Mark the `fraction` of tokens at which the student (or teacher) is least certain (arXiv
-    2506.01939).
-    """
+    """Mark the student's (or teacher's) least certain `fraction` of tokens (arXiv 2506.01939)."""
     if model not in ("student", "teacher"):
         raise ValueError(f"entropy_top: model must be student or teacher, got {model!r}")
     return _top(
@@ -169,9 +167,7 @@ def threshold(
     statistic: str = "teacher_entropy",
     below: float = math.inf,
 ) -> Float[Tensor, " T"]:
-    """Mark the tokens at which a statistic lies in (above, below] (Entropy-Aware OPD, arXiv
-    2603.07079).
-    """
+    """Mark the tokens with a statistic in (above, below] (Entropy-Aware OPD, arXiv 2603.07079)."""
     value = _statistic("threshold", statistics, statistic, MEASURES)
     return _mask(statistics) * ((value > above) & (value <= below))
 
@@ -213,9 +209,7 @@ def positive_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 @WEIGHTS.enter("tokens the teacher finds less likely", "2605.06387", _BOTH_LOGPROBS, pointwise=True)
 def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """Mark the tokens that the teacher finds less likely than the student does (AOPD, arXiv
-    2605.06387).
-    """
+    """Mark tokens that the teacher finds less likely than the student (AOPD, arXiv 2605.06387)."""
     teacher = _statistic("negative_advantage", statistics, "teacher_logprobs")
     return _mask(statistics) * (teacher < _statistic("negative_advantage", statistics, "logprobs"))
 
@@ -254,9 +248,7 @@ def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 def certain(
     statistics: TokenStatistics, beta: float = 1.0, model: str = "teacher"
 ) -> Float[Tensor, " T"]:
-    """Return exp(-beta H): tokens count less if the teacher (or student) is uncertain (SRPO, arXiv
-    2604.02288).
-    """
+    """Return exp(-beta H): low if the teacher (or student) is unsure (SRPO, arXiv 2604.02288)."""
     if model not in ("student", "teacher"):
         raise ValueError(f"certain: model must be student or teacher, got {model!r}")
     if beta < 0:

@@ -34,9 +34,7 @@ def read_both_spaces(
 
 @torch.no_grad()
 def start_projections(head: Head, signal: TeacherSignal) -> Projections | None:
-    """Return the maps that best preserve the logits of common tokens; None if the teacher gave no
-    signal.
-    """
+    """Return the maps that best preserve common tokens' logits; None without a teacher signal."""
     states = _require_states(signal)
     if states is None or signal.head is None:
         return None
@@ -56,9 +54,7 @@ def find_common(signal: TeacherSignal, size: int) -> Int[Tensor, " K"]:
 
 
 def _require_states(signal: TeacherSignal) -> Tensor | None:
-    """Return a teacher's states, None if it gave no signal; TeacherError if its signal has no
-    states.
-    """
+    """Return a teacher's states, None without signal; TeacherError for a signal without states."""
     if signal.states is None and not signal.is_empty:
         raise TeacherError(
             "signal 'dual_space' reads the hidden states of one teacher, and this teacher returns "
@@ -68,9 +64,7 @@ def _require_states(signal: TeacherSignal) -> Tensor | None:
 
 
 def _read_all(signal: TeacherSignal, states: Tensor, common: Tensor) -> Tensor:
-    """Return the teacher's log-probabilities of the common tokens, then of the tokens that only it
-    has.
-    """
+    """Return the teacher's log-probabilities of common tokens, then of tokens that only it has."""
     assert signal.head is not None, "states come with their head"
     inside = signal.head.logprobs(states).to(states.device)[..., common]
     if signal.own is None:

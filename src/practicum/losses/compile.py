@@ -18,9 +18,7 @@ from practicum.losses.vocabulary_axis import LogitSide, compile_logit_side
 from practicum.objective.spec import Objective, Term
 
 Slope = Callable[[DistributionPair, Tensor, Room], Tensor]
-"""A function that writes the derivative in log S into a matrix and returns the value; see
-`Divergence.slope`.
-"""
+"""Writes the derivative in log S into a matrix and returns the value; see `Divergence.slope`."""
 
 
 @dataclass(frozen=True, slots=True)

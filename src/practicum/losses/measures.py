@@ -114,9 +114,7 @@ class UpdateStatistics:
         self._broken[index] |= ~torch.stack(losses).isfinite().all(dim=0)
 
     def merge(self, parts: "Sequence[UpdateStatistics]") -> None:
-        """Replace the statistics by the merged statistics of several processes, each with some of
-        the tokens.
-        """
+        """Replace the statistics by merged `parts`, each of a process with some of the tokens."""
         if len(parts) == 1:
             return
         # In the order of the processes, not of arrival: sums of floats depend on it.

@@ -144,9 +144,7 @@ def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _forget_unknown(
     values: dict[str, Tensor | None], teacher: TeacherSignal
 ) -> dict[str, Tensor | None]:
-    """Return the measures with the teacher's log-probability set to NaN at tokens that it does not
-    have.
-    """
+    """Return the measures with NaN as the teacher's log-probability at tokens that it lacks."""
     logprobs, unknown = values.get("teacher_logprobs"), teacher.unknown
     if logprobs is None or unknown is None:
         return values

@@ -71,9 +71,7 @@ class TokenBatch(TokenColumns):
     def spread_turns(
         self, key: Hashable, compute: Callable[[], Sequence[Sequence[float]]]
     ) -> Float[Tensor, " T"]:
-        """Return one number per turn at the turn's tokens; `compute` returns the numbers of all
-        rows.
-        """
+        """Return one number per turn at the turn's tokens; `compute` returns all rows' numbers."""
         if key not in self.row_values:
             rows = compute()
             longest = max(map(len, rows), default=0)
@@ -225,9 +223,7 @@ def _list_token_judges(rollouts: Sequence[Rollout]) -> tuple[str, ...]:
 
 
 def _stack_judgements(rollout: Rollout, judges: Sequence[str]) -> Float[Tensor, "T J"]:
-    """Return the per-token numbers of a rollout, one column per scorer; 0 if a scorer gave no
-    numbers.
-    """
+    """Return a rollout's per-token numbers, one column per scorer; 0 where a scorer gave none."""
     columns = torch.zeros(len(rollout.tokens), len(judges))
     for number, name in enumerate(judges):
         judgement = rollout.judgements.get(name)

@@ -95,14 +95,10 @@ class Models:
 
 
 DivergenceFunction = Callable[[Models, Int[Tensor, " T"]], Tensor | None]
-"""A function that returns the divergence at each position, or None if the signal is not a
-distribution.
-"""
+"""A function that returns each position's divergence, or None if the signal is no distribution."""
 
 LossFunction = Callable[[Models, TokenBatch, Tensor, Tensor | None], Tensor]
-"""A function that returns a differentiable number per token, from its log-probability and the
-divergence.
-"""
+"""Returns a differentiable number per token, from its log-probability and the divergence."""
 
 TargetFunction = Callable[[Models, Int[Tensor, " T"]], Tensor | None]
 """A function that returns the target's log-probability of each token, or None without a signal."""
@@ -236,9 +232,7 @@ def compile_logit_side(term: Term) -> LogitSide:
 
 
 def mark_scored(logprobs: Tensor, unknown: Tensor | None, *, is_scored: bool) -> Tensor:
-    """Return True at the tokens at which a term has its signal: at no token, or at all known
-    tokens.
-    """
+    """Mark the tokens at which a term has its signal: no token, or all known tokens."""
     scored = torch.full_like(logprobs, is_scored, dtype=torch.bool)
     return scored if unknown is None else scored & ~unknown
 
@@ -330,9 +324,7 @@ def _compile_divergence(term: Term) -> DivergenceFunction:
     entry = DIVERGENCES[term.divergence.name]
 
     def add_up(student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the divergence of two sets of candidates; contributions above the clip are held
-        constant.
-        """
+        """Return two candidate sets' divergence; contributions above the clip are constant."""
         parts = entry.contributions(student, teacher, term.parameter)
         return term.clip.clip_entries(parts).sum(dim=-1)
 

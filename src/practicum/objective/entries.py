@@ -191,6 +191,4 @@ _TRIALS: dict[str, Callable[[Any, Arguments], Any]] = {
     ),
     "reward": _try_reward,
 }
-"""A call of an entry of each kind on the smallest input, which detects functions with a wrong
-signature.
-"""
+"""A call of each kind of entry on the smallest input, which detects wrong signatures."""

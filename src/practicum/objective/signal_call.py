@@ -124,9 +124,7 @@ class SignalCall(Call):
 
     @property
     def step(self) -> int:
-        """Return the number of tokens per step of returns computed from raw logits; 0 without such
-        returns.
-        """
+        """Return the tokens per step of returns from raw logits; 0 without such returns."""
         return 0
 
     @property
@@ -163,9 +161,7 @@ class SignalCall(Call):
         return False
 
     def explain_refusal(self, capabilities: Capabilities) -> str | None:
-        """Explain why the scorer cannot give this signal, and list the signals it can give; None if
-        it can.
-        """
+        """Explain why a scorer cannot give this signal and list its signals; None if it can."""
         if self.question is None or self.question.type in capabilities.signals:
             return None
         return (
@@ -183,9 +179,7 @@ class SignalCall(Call):
         return None
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
-        """Explain why the signal does not support a reward, a clip or the term's source, or return
-        None.
-        """
+        """Explain why the signal rejects a reward, a clip or the term's source, or return None."""
         return None
 
     @property

@@ -201,9 +201,7 @@ class WeightUpdateRule:
 
 
 class StepFollower:
-    """An object that is notified of each training step and can save state; by default it does
-    neither.
-    """
+    """An object notified of each training step that can save state; by default it does neither."""
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Follow the student, or train together with it, after a step on `data`.
@@ -358,9 +356,7 @@ class TeacherServices:
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """The objects from which a teacher is built; a wrapper changes some of them for its inner
-    teacher.
-    """
+    """The objects from which a teacher is built; a wrapper changes some for its inner teacher."""
 
     renderer: Renderer
     """The student's renderer: turns messages into tokens."""
@@ -540,9 +536,7 @@ class Backend:
         raise NotImplementedError
 
     def copy_state(self, student: Student) -> Callable[[Path], None]:
-        """Copy the state off its device, one tensor at a time; return a function that can write it
-        concurrently.
-        """
+        """Copy state off its device tensor by tensor; return a writer that can run concurrently."""
         raise NotImplementedError
 
     def load(self, student: Student, folder: Path, *, moments: bool = True) -> None:
@@ -569,9 +563,7 @@ class BackendContext:
     models: Sequence[ScorerConfig] = ()
     """The frozen models that will be loaded, as far as the recipe determines them."""
     scalars: Sequence[StudentConfig] = ()
-    """The models with one output number per token that will be loaded and trained next to the
-    student.
-    """
+    """The models with one output number per token, loaded and trained next to the student."""
     at_end: ExitStack = field(default_factory=ExitStack)
     """Resources to close when no client is used any more, also after an error."""
     meter: Meter | None = None

@@ -97,9 +97,7 @@ class SamplingEngine(Protocol):
         ...
 
     def free_memory(self) -> bool:
-        """Free memory for a training step if the settings ask for it; return True if the weights
-        are lost.
-        """
+        """Free memory for training if the settings ask for it; return True if weights are lost."""
         ...
 
     def close(self) -> None:

@@ -381,9 +381,7 @@ def accept_judgement(answer: Any, name: str) -> Judgement:
 
 
 def accept_metrics(answer: Any, name: str) -> Metrics:
-    """Return the metrics of a scorer that are finite numbers or NaN; all other entries are left
-    out.
-    """
+    """Return a scorer's metrics that are finite numbers or NaN; omit all other entries."""
     if answer is None:
         return {}
     if not isinstance(answer, Mapping):

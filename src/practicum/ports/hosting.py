@@ -27,9 +27,7 @@ class GivenTokens:
     targets: Int[Tensor, "N K"]
     loss: Loss
     needs_all_positions: bool = False
-    """True if the loss needs all positions at once, because the loss at one position depends on
-    other positions.
-    """
+    """True if the loss at one position depends on others and so needs all positions at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,7 @@ class MeteredSampler(SamplingClient):
         self._texts = texts
 
     def remember_texts(self) -> "MeteredSampler":
-        """Return a counting wrapper of the client that keeps texts, or itself if the client cannot
-        keep texts.
-        """
+        """Return a metered client that keeps texts, or itself if the client cannot keep texts."""
         client = self._client.remember_texts()
         return self if client is self._client else MeteredSampler(client, self._meter, set())
 

@@ -26,9 +26,7 @@ class PaperModel:
 
 @dataclass(frozen=True, slots=True)
 class PaperScalarDims:
-    """The sizes of a weightless model with one output number per token, trained next to the
-    student.
-    """
+    """Sizes of a weightless model with one output number per token, trained next to the student."""
 
     dtype: str
     dims: ModelDims
@@ -64,9 +62,7 @@ class PaperRecord:
     sample_requests: dict[str, list[SampleRequest]] = field(default_factory=dict)
     score_requests: dict[str, list[ScoreRequest]] = field(default_factory=dict)
     scalar_calls: dict[str, list[tuple[str, Sequence[ScoreRequest]]]] = field(default_factory=dict)
-    """The calls of models with one output number per token, each `predict` or `fit`, with their
-    texts.
-    """
+    """Calls of models with one output number per token: `predict` or `fit`, and their texts."""
     datums: list[Datum] = field(default_factory=list)
     max_text_bytes: int = 0
     """The most bytes of keys and values of conversations that are kept between turns."""

@@ -27,9 +27,7 @@ class ScorerSettings(PartConfig):
 
     @property
     def follows_student(self) -> bool:
-        """True if its judgements change during a run, so that it is called in its step and never
-        ahead of time.
-        """
+        """True if its judgements change in a run, so that it is never called ahead of its step."""
         return True
 
     @property
@@ -144,9 +142,7 @@ def list_followers(
     scorers: Mapping[str, Scorer],
     notes: Mapping[str, Note],
 ) -> dict[str, StepFollower]:
-    """Return teacher, reference, scorers and notes by role: the objects that follow steps and have
-    state.
-    """
+    """Return teacher, reference, scorers and notes by role: they follow steps and have state."""
     followers: dict[str, StepFollower] = {"teacher": teacher}
     if reference is not None:
         followers["reference"] = reference

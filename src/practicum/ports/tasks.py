@@ -118,9 +118,7 @@ class ToolSession:
     """The tools of one conversation; they may hold a process."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the result of a call that a model wrote; raise ToolProblem if the call has no
-        result.
-        """
+        """Return the result of a call that a model wrote; raise ToolProblem if it has no result."""
         raise NotImplementedError
 
     def find_part(self, name: str) -> Hashable:

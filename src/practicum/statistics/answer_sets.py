@@ -36,9 +36,7 @@ def estimate_pass_rates(right: Sequence[Sequence[bool]], seed: int) -> dict[int,
 
 
 def distinct_ngrams(answers: Sequence[Sequence[int]], n: int) -> float | None:
-    """Return distinct n-grams over all n-grams, with answers cut to the shortest length; None
-    without n-grams.
-    """
+    """Return distinct / all n-grams of answers cut to the shortest length; None without n-grams."""
     shortest = min(map(len, answers), default=0)
     grams = [
         tuple(answer[start : start + n]) for answer in answers for start in range(shortest - n + 1)

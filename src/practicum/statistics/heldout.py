@@ -1,6 +1,4 @@
-"""The results on held-out prompts: answers, intervals and traces, and the differences between two
-results.
-"""
+"""Results on held-out prompts: answers, intervals, traces, and differences between two results."""
 
 import math
 from collections import Counter
@@ -20,9 +18,7 @@ Column = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A model's most likely tokens at each of T positions: texts and probabilities, in descending
-    order.
-    """
+    """A model's most likely tokens at each of T positions: texts and probabilities, descending."""
 
     texts: list[list[str]]
     probabilities: list[list[float]]

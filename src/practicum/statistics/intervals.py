@@ -15,9 +15,7 @@ Z = 1.959964
 """Standard errors on either side of a mean in its 95 % interval."""
 
 ZERO_WIDTH = 1e-9
-"""An interval narrower than this counts as zero width: all samples agree, and the spread is
-unknown.
-"""
+"""A narrower interval counts as zero width: all samples agree, and the spread is unknown."""
 
 POWER = 7.849
 """(1.960 + 0.842) squared: the factor of a two-sided test at 5 % with a power of 80 %."""

@@ -1,6 +1,4 @@
-"""Check one entry against the laws of its kind, on growing inputs, so that the first failure is
-small.
-"""
+"""Check one entry against the laws of its kind on growing inputs, so the first failure is small."""
 
 import inspect
 import warnings
@@ -85,9 +83,7 @@ def judge_law(
 
 
 def _list_cases(entry: AnyEntry, arguments: Mapping[str, Number]) -> Iterator[Case]:
-    """Return the inputs of the laws in addition to the entry, each with its description, smallest
-    first.
-    """
+    """Return the laws' inputs in addition to the entry, each with a description, smallest first."""
     if isinstance(entry, Divergence):
         return _list_divergence_cases(entry, arguments)
     defaults = {} if isinstance(entry, Advantage) else entry.defaults

@@ -37,9 +37,7 @@ DISTRIBUTIONS = Capabilities(signals=frozenset(get_args(SignalName)), writes=Fal
 """The capabilities of an object that gives the log-probabilities of all tokens."""
 
 ANYTHING = Capabilities(signals=DISTRIBUTIONS.signals)
-"""The capabilities before the first call of the object, and of an object that only existed in its
-run.
-"""
+"""The capabilities of an object before its first call, or if it only existed in its run."""
 
 
 @runtime_checkable
@@ -66,9 +64,7 @@ class Config(TeacherConfig, GivenConfig):
         return isinstance(entry, ScoresRollouts) and not isinstance(entry, type)
 
     def capabilities(self) -> Capabilities:
-        """Return the object's declared capabilities; undeclared capabilities are known after its
-        first answer.
-        """
+        """Return the object's declared capabilities; others are known after its first answer."""
         return self.object.capabilities if isinstance(self.object, Teacher) else ANYTHING
 
 
@@ -88,9 +84,7 @@ class GivenTeacher(Teacher):
         return self._capabilities
 
     def try_out(self, prompt: Prompt, prompt_tokens: tuple[int, ...]) -> None:
-        """Score two tokens with an object that declares no capabilities, to infer them from its
-        answer.
-        """
+        """Score two tokens to infer the capabilities of an object that declares none."""
         if self._teacher is not None:
             return
         tokens = torch.tensor([0, min(1, self._vocab_size - 1)])
