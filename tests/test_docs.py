@@ -520,8 +520,13 @@ def _families() -> str:
         (ROOT / "tests" / "backends" / "families.json").read_text(encoding="utf-8")
     )
     columns = ("sample", "score", "learn", "resume", "export", "lora", "pack")
-    rows, not_run = [], {}
+    rows, complete, not_run = [], [], {}
     for name, found in outcome.items():
+        if all(found.get(column) == "yes" for column in columns):
+            complete.append(
+                name if name == found["model_type"] else f"{name} (`{found['model_type']}`)"
+            )
+            continue
         if "not run" in found:
             not_run.setdefault(found["not run"], []).append(f"`{found['model_type']}`")
             continue
@@ -551,13 +556,19 @@ def _families() -> str:
     ]
     count = sum(map(len, not_run.values()))
     lines = [f"- {reason}: {', '.join(kinds)}\n" for reason, kinds in not_run.items()]
-    return f"{_table(head, rows)}\nNot run, {count} of {len(outcome)}:\n\n{''.join(lines)}"
+    return (
+        f"Every feature works ({len(complete)} architectures): {', '.join(complete)}.\n\n"
+        f"{_table(head, rows)}\nNot run, {count} of {len(outcome)}:\n\n{''.join(lines)}"
+    )
 
 
 def _recipes() -> str:
     files = packaged.list_recipe_files()
     rows = []
     for name in recipe.list_recipe_names():
+        # The published methods have a page of their own.
+        if name.startswith(("papers/", "teams/")):
+            continue
         data = recipe.yaml_files.read_yaml(files[name])
         rows.append([f"`{name}`", data["family"], data["about"]])
     order = list(recipe.FAMILIES)
@@ -580,7 +591,7 @@ def _settings() -> str:
             [row.title, "all weights", f"{row.learning_rate:g}", *shared, row.source],
             ["", adapters, f"{row.adapter_learning_rate:g}", *shared, row.adapter_source],
         ]
-    head = ["student", "training", "learning rate", "warm-up", "prompts a step"]
+    head = ["student", "training", "learning rate", "warm-up", "prompts per step"]
     return _table([*head, "new tokens (on a CPU)", "steps", "source"], rows)
 
 
