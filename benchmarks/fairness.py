@@ -68,7 +68,7 @@ def _build_works(
         "nothing": [],
         "one request": [_ask(prompts[0], tokens, num_samples=samples)],
         "requests of one prompt": [_ask(prompts[0], tokens) for _ in range(samples)],
-        "requests with prompts of their own": [_ask(prompt, tokens) for prompt in prompts],
+        "requests with separate prompts": [_ask(prompt, tokens) for prompt in prompts],
         "texts to score": [_ask(text, 1, prompt_logprobs=True) for text in texts],
     }
 

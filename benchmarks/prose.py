@@ -43,7 +43,7 @@ MARKS = {
     ),
     "none of": r"none of (?:the|its|them)|there (?:is|are|was|were) none",
     "are rather": r"(?:is|are) rather",
-    "a superlative of an adjective": r"top_tokens|dearest|commonest|surest",
+    "a superlative of an adjective": r"likeliest|dearest|commonest|surest",
     "told apart": r"(?:told|tell|tells) (?:\w+ )?apart",
     "a text that speaks": r"(?:that|which) spoke|said (?:while|before|about|of)|sa(?:y|ys) the same",
     "to mend": r"mend(?:s|ed|ing)?",

@@ -235,7 +235,7 @@ WRONG = {
     "nameless": (
         "from practicum.rollouts import SourceConfig\nclass Config(SourceConfig):\n    pass\n",
         {"rollout.source": "my_parts.wrong"},
-        r"source: 'my_parts.wrong': its Config has no type; write type: Literal",
+        r"source: 'my_parts.wrong': its Config has no type; set type: Literal",
     ),
     "source": (
         "from practicum.rollouts import SourceConfig\n"

@@ -8,6 +8,7 @@ first line is `# file: FOLDER/NAME.py`, in which case it is written to that file
 
 import ast
 import collections.abc
+import functools
 import importlib
 import json
 import pkgutil
@@ -639,6 +640,7 @@ def _evidence() -> str:
     return render_claims(studies, _stored()) + "\n"
 
 
+@functools.cache
 def generated_pages() -> dict[Path, str]:
     """Return the pages of which every line is generated: one per study and one per method."""
     studies = {name: load_reproduction(name) for name in _stored()}
@@ -926,6 +928,17 @@ def test_links_lead_somewhere(page):
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in _anchors(file), f"{page.name} links to {target}"
+
+
+def test_the_pages_stay_short():
+    written, made = 0, 0
+    for page in DOCS.glob("**/*.md"):
+        text = page.read_text(encoding="utf-8")
+        own = "" if page in generated_pages() else GENERATED.sub("", text)
+        written += len(own.split())
+        made += len(text.split()) - len(own.split())
+    assert written <= 60_000, f"{written} hand-written words; shorten a page"
+    assert made <= 60_000, f"{made} generated words; shorten a generator"
 
 
 def test_every_page_is_reached_from_the_index():

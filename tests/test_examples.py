@@ -40,6 +40,15 @@ def test_the_divergence_falls(capsys: pytest.CaptureFixture[str]) -> None:
     assert values[-1] < values[0] / 2
 
 
+@pytest.mark.long
+def test_rows_and_a_reward_of_your_own_train_the_student(tmp_path: Path) -> None:
+    example = load_example("own_data")
+    result = example.main(steps=2, out=str(tmp_path))
+    assert (result.folder / "report.html").is_file()
+    prompt = Prompt("p", (), answer="cba")
+    assert [example.reward(reply, prompt) for reply in ("cba", "cbb", "cb")] == [1.0, 2 / 3, 0.0]
+
+
 def test_it_imports_only_torch_transformers_and_the_mathematics() -> None:
     modules = re.findall(
         r"^(?:from|import) ([a-z_.]+)", PATH.read_text(encoding="utf-8"), re.MULTILINE

@@ -101,5 +101,5 @@ def test_a_teacher_that_ignores_the_students_candidates_ends_the_run(
     # A service that does not know the field answers as if it were missing.
     monkeypatch.setattr(sampling, "_build_targets", lambda *_: None)
     teacher = {"type": "tinker", "url": served.url, "model": "teacher"}
-    with pytest.raises(TeacherError, match=r"lack the candidates .* write support=teacher"):
+    with pytest.raises(TeacherError, match=r"lack the candidates .* set support=teacher"):
         toy_run(models, tmp_path, {"teacher": teacher, "objective": {"signal": "topk(4)"}})

@@ -195,8 +195,8 @@ def test_tasks_of_verifiers() -> None:
 
 def test_ends_of_agents() -> None:
     for trace, words in (
-        (describe_trace(math.nan), "the reward is nan; write task.reward_range"),
-        (describe_trace(1e300), "the reward is 1e+300; write task.reward_range"),
+        (describe_trace(math.nan), "the reward is nan; set task.reward_range"),
+        (describe_trace(1e300), "the reward is 1e+300; set task.reward_range"),
         (describe_trace("much"), "ValueError"),
         (describe_trace([1.0]), "TypeError"),
         (SimpleNamespace(rewards={}, reward=None, last_error=f"\n{HALF}"), "\\ud800"),
@@ -266,9 +266,9 @@ def test_results_over_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"content": list(parts), **more}
 
     for answer, text, rejected in (
-        (7, "error: the server answered with what is no result", ("type",)),
-        (None, "error: the server answered with what is no result", ("type",)),
-        ({"content": math.nan}, "error: the server answered with what is no result", ("type",)),
+        (7, "error: the server returned an invalid result", ("type",)),
+        (None, "error: the server returned an invalid result", ("type",)),
+        ({"content": math.nan}, "error: the server returned an invalid result", ("type",)),
         (write(7, {"type": 7, "text": math.nan}), "[content]\n[7]", ()),
         (write({"text": HALF}), "\ufffd", ("unicode",)),
         (write({"text": HALF}, isError=True), "error: \ufffd", ("unicode",)),

@@ -201,7 +201,7 @@ WRONG = [
     ),
     (
         {"signal": "text"},
-        "signal 'text' has one label per token, the token itself; write divergence: ce",
+        "signal 'text' has one label per token, the token itself; set divergence: ce",
     ),
     (
         {"signal": "text", "divergence": "ce", "estimator": "score_function"},
@@ -209,7 +209,7 @@ WRONG = [
     ),
     (
         {"signal": "score", "estimator": "pathwise"},
-        "signal 'score' is a reward, .* write estimator: score_function",
+        "signal 'score' is a reward, .* set estimator: score_function",
     ),
     (
         {"signal": "score", "divergence": "forward_kl"},
@@ -241,7 +241,7 @@ WRONG = [
     ),
     (
         {"estimator": "score_function(over=candidates)"},
-        r"candidates of a topk signal; write signal: topk\(16\)",
+        r"candidates of a topk signal; set signal: topk\(16\)",
     ),
     (
         {"signal": "topk", "estimator": "score_function(1, over=candidates)"},
@@ -249,7 +249,7 @@ WRONG = [
     ),
     (
         {"reward": "add_advantage"},
-        "reward 'add_advantage' is added to an advantage; write estimator: score_function",
+        "reward 'add_advantage' is added to an advantage; set estimator: score_function",
     ),
     ({"signal": "sampled", "clip": "loss"}, r"for an advantage write clip: advantage\(-5, 5\)"),
     (
@@ -263,7 +263,7 @@ WRONG = [
     ({"clip": "advantage"}, r"for a divergence write clip: loss\(0.05\)"),
     (
         {"signal": "topk(4, teacher, renorm_teacher)"},
-        "write divergence: forward_kl with estimator: pathwise",
+        "set divergence: forward_kl with estimator: pathwise",
     ),
     (
         {
@@ -271,7 +271,7 @@ WRONG = [
             "divergence": "ce",
             "estimator": "score_function",
         },
-        "write divergence: forward_kl with estimator: pathwise",
+        "set divergence: forward_kl with estimator: pathwise",
     ),
     ({"signal": "sampled", "clip": "advantage(1, 5)"}, "a band without 0 changes the sign of some"),
     (
@@ -280,7 +280,7 @@ WRONG = [
     ),
     (
         {"signal": "topk", "weights": "accepted"},
-        "weights 'accepted' ranks the whole vocabulary; write signal: full",
+        "weights 'accepted' ranks the whole vocabulary; set signal: full",
     ),
     ({"samples": "pass_rat"}, r"no sample weight named 'pass_rat'; did you mean 'pass_rate'\?"),
     ({"samples": "ppl_softmax(temperature=0)"}, "temperature must be positive, got 0"),
@@ -317,7 +317,7 @@ WRONG = [
     ({"aggregate": "seq_mean_token_sum_norm", "aggregate_norm": 0}, "greater than 0"),
     (
         {"signal": "sampled", "estimator": "pathwise"},
-        "with signal 'sampled' write estimator: score_function",
+        "with signal 'sampled' set estimator: score_function",
     ),
     (
         {"signal": "sampled", "divergence": "mse"},
@@ -329,11 +329,11 @@ WRONG = [
     ),
     (
         {"divergence": "jsd", "estimator": "k2_surrogate"},
-        "is the gradient of reverse_kl only; write divergence",
+        "is the gradient of reverse_kl only; set divergence",
     ),
     (
         {"signal": "topk", "target": "teacher(2)"},
-        "target 'teacher' must be renormalised .* write signal: full",
+        "target 'teacher' must be renormalised .* set signal: full",
     ),
     ({"signal": "topk", "target": "log_linear(1, 1)"}, "target 'log_linear' must be renormalised"),
     ({"signal": "sampled", "target": "mixture(0.5)"}, "target 'mixture' must be renormalised"),

@@ -198,6 +198,6 @@ def test_the_live_student_speaks_through_harnesses_of_verifiers(
         "conversations": len(learned),
         "ended": len(ended),
         "went on from another text": sum(
-            "goes on from another text" in row.get("notes", {}).get("error", "") for row in learned
+            "continues a different text" in row.get("notes", {}).get("error", "") for row in learned
         ),
     }

@@ -105,7 +105,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "wrong parameter": ({"objective": {"divergence": "jsd(7)"}}, r"objective.*7"),
     "an impossible pair": (
         {"objective": {"signal": "sampled", "estimator": "pathwise"}},
-        r"write estimator: score_function",
+        r"set estimator: score_function",
     ),
     "a list where a mapping belongs": ({"train": [1, 2]}, r"train: "),
     "nothing where a mapping belongs": ({"train": None}, r"train: "),

@@ -115,7 +115,7 @@ def test_a_term_learns_from_its_own_scorer_alone(models: Path, tmp_path: Path) -
     [
         (
             {"objective": {"signal": "score", "scorer": "judge"}},
-            r"no scorer is named 'judge'; write verifier, or add it to scorers: \{judge: ",
+            r"no scorer is named 'judge'; set verifier, or add it to scorers: \{judge: ",
         ),
         ({"scorers": {"verifier": {"type": "outcome"}}}, r"the name of the task's own reward"),
         ({"scorers": {"a/b": {"type": "outcome"}}}, r"scorers\.a/b"),

@@ -568,7 +568,7 @@ BROKEN = [
     ),
     (
         {"loss": "stable_reinforce"},
-        "the loss's definition is not public; write loss_fn=importance_sampling, ppo",
+        "the loss's definition is not public; set loss_fn=importance_sampling, ppo",
     ),
     (
         {"loss": "gspo", "datum": {**DRAWN, "sequence_ratio_mask": [0.0] * 4}},

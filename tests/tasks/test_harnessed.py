@@ -165,7 +165,7 @@ def test_a_harness_that_goes_its_own_way_ends_its_conversation(
 
 def test_what_a_harness_ends_with_is_checked() -> None:
     for runner, error in (
-        (Runner(Words(), reward=3), "the reward is 3; write task.reward_range"),
+        (Runner(Words(), reward=3), "the reward is 3; set task.reward_range"),
         (Runner(Words(), misbehave="breaks"), "it broke"),
     ):
         episode = open_episode(runner)

@@ -170,7 +170,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
             "type": "observation",
             "data": {"observation": {"board": "x"}, "reward": None, "done": False},
         },
-        "has no text 'text', it has board; name another one in task.observation",
+        "has no text 'text', it has board; set task.observation to one of them",
     ),
     "silence": (None, "TimeoutError"),
 }

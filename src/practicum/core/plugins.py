@@ -159,7 +159,7 @@ def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
         # A plug-in of another package defines its own name in recipes.
         if "type" not in config.model_fields:
             raise ValueError(
-                f"{name!r}: its Config has no type; write type: Literal[{name!r}] = {name!r}"
+                f"{name!r}: its Config has no type; set type: Literal[{name!r}] = {name!r}"
             )
         fields["type"] = config.model_fields["type"].default
     return config.model_validate(fields)

@@ -68,7 +68,7 @@ class Config(FrozenConfig):
                 raise ValueError(f"{key} is for vLLM in {where}; leave it out, or change url")
         if self.url is not None and self.folder is None:
             raise ValueError(
-                "a server reads the weights from a folder; write folder: a path that this machine "
+                "a server reads the weights from a folder; set folder: a path that this machine "
                 "writes and the server reads, such as /dev/shm/student"
             )
         return self
@@ -79,7 +79,7 @@ class Config(FrozenConfig):
         if mixes_tokens:
             problems.append(
                 "rollout.engine: 'vllm' decodes whole completions, and rollout.source decodes "
-                "token by token with the teacher; write source: mix(other=teacher), or leave "
+                "token by token with the teacher; set source: mix(other=teacher), or leave "
                 "engine out"
             )
         if self.sleep and staleness:
@@ -95,7 +95,7 @@ class Config(FrozenConfig):
         if self.url is not None and processes > 1:
             problems.append(
                 f"rollout.engine.url: a server has the weights of one process, and {processes} "
-                "sample; write backend.samplers: 1, or leave url out for an engine in each"
+                "sample; set backend.samplers: 1, or leave url out for an engine in each"
             )
         if self.sleep:
             problems.append(

@@ -87,7 +87,7 @@ def describe_exact(answers: Sequence[str]) -> str | None:
     if worked:
         return (
             f"{_count(worked, answers)} hold ####, and the verifier 'exact' compares a reply with "
-            "all of the text; write verifier: number or math for the final answer after ####"
+            "all of the text; set verifier: number or math for the final answer after ####"
         )
     lines = sum("\n" in answer.strip() for answer in answers)
     if lines:

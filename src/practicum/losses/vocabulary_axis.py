@@ -206,7 +206,7 @@ class LogitSide:
             model = "reference" if self.asks_reference else "teacher"
             raise TeacherError(
                 f"signal {self.signal.name!r} reads the {model}'s raw logits, and it gave "
-                "log-probabilities only; write signal: sampled with estimator: "
+                "log-probabilities only; set signal: sampled with estimator: "
                 "score_function(gamma=1)"
             )
         return teacher_logprobs + teacher.level, self.signal.compute_state_values(teacher)

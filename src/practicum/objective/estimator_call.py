@@ -130,9 +130,7 @@ class ScoreFunction(EstimatorCall):
         if self.over != "candidates":
             return None
         if not candidates:
-            return (
-                "over=candidates sums over the candidates of a topk signal; write signal: topk(16)"
-            )
+            return "over=candidates sums over the candidates of a topk signal; set signal: topk(16)"
         if self.accumulates or self.baseline != "none":
             return "over=candidates is about one state at a time; leave out gamma and baseline"
         return None

@@ -287,7 +287,7 @@ class Sampled(SignalCall):
             return None
         return (
             "estimator 'pathwise' needs more than one token's log-probability; "
-            "with signal 'sampled' write estimator: score_function"
+            "with signal 'sampled' set estimator: score_function"
         )
 
 
@@ -349,7 +349,7 @@ class TopK(SignalCall):
         if self.tail == "renorm_teacher" and not (pathwise and divergence in ("ce", "forward_kl")):
             return (
                 "tail 'renorm_teacher' sums over the tokens that the truncated teacher can generate, "
-                "which is complete only for ce and forward_kl; write divergence: "
+                "which is complete only for ce and forward_kl; set divergence: "
                 "forward_kl with estimator: pathwise, or tail=renorm"
             )
         return None

@@ -126,7 +126,7 @@ class Term(BaseModel):
             return None
         return (
             f"target {self.target.name!r} must be renormalised over the whole vocabulary; "
-            "write signal: full"
+            "set signal: full"
         )
 
     def _check_rewards_and_clips(self) -> str | None:
@@ -137,7 +137,7 @@ class Term(BaseModel):
         ):
             return problem
         if self.signal.step and self.reward_rule.reads_log_ratio:
-            return f"reward {self.reward.name!r} reads log T - log S; write signal: sampled"
+            return f"reward {self.reward.name!r} reads log T - log S; set signal: sampled"
         if self.signal.step and self.clip.part == "advantage":
             return "clip 'advantage' is of log T - log S; leave it out with signal 'logits'"
         if self.signal.pairs and self.has_reward:
@@ -149,7 +149,7 @@ class Term(BaseModel):
             )
         if self.has_reward and not self.on_sampled_token:
             return (
-                f"reward {self.reward.name!r} is added to an advantage; write estimator: "
+                f"reward {self.reward.name!r} is added to an advantage; set estimator: "
                 "score_function"
             )
         if self.clip.part == "divergence" and not (self.needs_signal and self.gradient.pathwise):
@@ -163,7 +163,7 @@ class Term(BaseModel):
 
     def _check_weights(self) -> str | None:
         if "teacher_rank" in self.weighs_by and not self.signal.whole:
-            return f"weights {self.weights.name!r} ranks the whole vocabulary; write signal: full"
+            return f"weights {self.weights.name!r} ranks the whole vocabulary; set signal: full"
         if not self.needs_signal and self.weighs_by_teacher:
             return (
                 f"weights {self.weights.name!r} needs a teacher, and signal {self.signal.name!r} "
@@ -202,7 +202,7 @@ class Term(BaseModel):
         if self.on_sampled_token or self.signal.pairs:
             return (
                 "source 'environment' trains on tokens that no policy sampled, which have no advantage; "
-                "write signal: text, divergence: ce, or another term with estimator: pathwise"
+                "set signal: text, divergence: ce, or another term with estimator: pathwise"
             )
         if self.samples.name != "uniform":
             return (
@@ -244,7 +244,7 @@ class Term(BaseModel):
         # It depends on more than the ratio of the two probabilities, and spans only have this ratio.
         return (
             f"compares spans by the ratio of their probabilities, and {name!r} is not a function of "
-            "it; write divergence: reverse_kl or another f-divergence"
+            "it; set divergence: reverse_kl or another f-divergence"
         )
 
     @property
@@ -394,7 +394,7 @@ class Objective(FrozenConfig):
             if is_sampled and "teacher_entropy" in term.weighs_by:
                 raise ValueError(
                     f"weights {term.weights.name!r} needs the teacher's entropy, which signal "
-                    "'sampled' does not tell; write signal: full, or weights of another statistic"
+                    "'sampled' does not tell; set signal: full, or weights of another statistic"
                 )
         return self
 

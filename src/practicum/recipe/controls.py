@@ -115,9 +115,7 @@ def describe_control(recipe_data: Mapping[str, Any], *, is_free: bool = False) -
     """Return the fields that describe a control; unlike its recipe, it reproduces no paper."""
     name = recipe_data["name"]
     kind = (
-        "unlikely tokens pushed down, no teacher"
-        if is_free
-        else "the reward alone, the teacher off"
+        "unlikely tokens pushed down, no teacher" if is_free else "only the reward, the teacher off"
     )
     suffix = FREE_SUFFIX if is_free else SUFFIX
     about = f"control: {kind}, of: {recipe_data.get('about') or name}"

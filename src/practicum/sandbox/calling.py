@@ -37,4 +37,4 @@ def call_process(process: VerifierProcess, arguments: Mapping[str, Any], seconds
     # A program can write to the process's answers itself, and its children may still be running.
     process.close()
     reject("type", f"a tool's process answered {answer!r:.80}")
-    raise ToolProblem("failed", "the tool answered with what is no result")
+    raise ToolProblem("failed", "the tool returned an invalid result")

@@ -59,7 +59,7 @@ def _serve_programs(seed: str) -> None:
         arguments = request["arguments"]
         code = arguments.get("code")
         if not isinstance(code, str) or len(arguments) > 1:
-            return {"invalid": "write the program as the one argument, code, a text"}
+            return {"invalid": "give the program as the only argument, code, as text"}
         return {"result": run_program(code, variables)}
 
     serve(respond, str)

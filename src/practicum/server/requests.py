@@ -72,7 +72,7 @@ StopTokens = Annotated[list[int], Field(max_length=MAX_STOPS)]
 STABLE = "stable_reinforce"
 NOT_STABLE = (
     f"loss_fn {STABLE} and its record_stability_info are not computed here, for the loss's "
-    "definition is not public; write loss_fn=importance_sampling, ppo, cispo or gspo"
+    "definition is not public; set loss_fn=importance_sampling, ppo, cispo or gspo"
 )
 
 

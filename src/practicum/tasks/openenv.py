@@ -117,7 +117,7 @@ class SteppedEnvironment:
         total, (low, high) = add_rewards(self._rewards, self._config), self._config.reward_range
         if not low <= total <= high:
             raise ServerError(
-                f"the reward is {total:g}; write task.reward_range for what the server may give"
+                f"the reward is {total:g}; set task.reward_range to the range of the server"
             )
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class SteppedEnvironment:
         if not isinstance(text, str):
             raise ServerError(
                 f"the observation has no text {name!r}, it has {', '.join(answer.observation)}; "
-                "name another one in task.observation"
+                "set task.observation to one of them"
             )
         return text
 

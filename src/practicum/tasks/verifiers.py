@@ -111,7 +111,7 @@ class HarnessEpisode(Episode):
         low, high = self.reward_range
         if end.reward is not None and not low <= end.reward <= high:
             raise HarnessError(
-                f"the reward is {end.reward:g}; write task.reward_range for what the taskset gives"
+                f"the reward is {end.reward:g}; set task.reward_range to the range of the taskset"
             )
         return Observation(None, reward=end.reward)
 
@@ -154,8 +154,8 @@ def _explain_difference(text: Sequence[int], request: Sequence[int]) -> str:
     pairs = enumerate(zip(text, request, strict=False))
     place = next((place for place, (a, b) in pairs if a != b), min(len(text), len(request)))
     return (
-        f"the harness goes on from another text: its token {place} of {len(request)} differs from the "
-        f"conversation's {len(text)}; it shortens, branches, or writes another template than the "
+        f"the harness continues a different text: its token {place} of {len(request)} differs from the "
+        f"conversation's {len(text)}; it shortens, branches, or uses a different template than the "
         "student's"
     )
 
@@ -226,7 +226,7 @@ def build(config: Config, context: TaskContext) -> Task:
     if runner.executes_code() and not config.runs_code_here:
         raise DataError(
             f"task.harness: {config.harness!r} lets the student run programs on this machine, "
-            "without a sandbox; write runs_code_here: true on a machine where that may be, or leave "
+            "without a sandbox; set runs_code_here: true on a machine where that may be, or leave "
             "harness out"
         )
     return Verifiers(config, runner)

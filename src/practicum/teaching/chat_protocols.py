@@ -108,7 +108,7 @@ class AnthropicProtocol:
         if params.temperature > 1.0:
             raise RecipeError(
                 f"a temperature of {params.temperature:g}: this protocol knows temperatures from 0 "
-                "to 1; write rollout.source: teacher(temperature=1.0), or evaluation.temperature"
+                "to 1; set rollout.source: teacher(temperature=1.0), or evaluation.temperature"
             )
         systems = [turn["content"] for turn in messages if turn["role"] == "system"]
         turns = [

@@ -59,7 +59,7 @@ def read_calls(text: str, form: str, schemas: Sequence[ToolSchema]) -> list[Tool
 def _check_calls(calls: list[ToolCall]) -> list[ToolCall]:
     """Return the calls with arguments that JSON can hold; UnreadableCall for others or too many."""
     if len(calls) > MOST_CALLS:
-        raise UnreadableCall(f"a turn may make {MOST_CALLS} calls, and these are {len(calls)}")
+        raise UnreadableCall(f"a turn may make {MOST_CALLS} calls, but has {len(calls)}")
     try:
         return [
             ToolCall(_check_value(call.name), _check_value(dict(call.arguments))) for call in calls

@@ -128,7 +128,7 @@ class McpTool:
         parts = result.get("content") if isinstance(result, Mapping) else None
         if not isinstance(parts, Sequence) or isinstance(parts, str):
             reject("type", f"the MCP server answered a call of {name!r} with {result!r:.80}")
-            raise ToolProblem("failed", "the server answered with what is no result")
+            raise ToolProblem("failed", "the server returned an invalid result")
         text = "\n".join(map(_read_content, parts))
         if result.get("isError"):
             raise ToolProblem("failed", text)

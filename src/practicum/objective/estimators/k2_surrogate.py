@@ -15,6 +15,6 @@ class Config(EstimatorCall):
         if divergence == "reverse_kl":
             return None
         return (
-            "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: "
+            "estimator 'k2_surrogate' is the gradient of reverse_kl only; set divergence: "
             "reverse_kl"
         )

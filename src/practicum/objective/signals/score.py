@@ -42,7 +42,7 @@ class Config(SignalCall):
         """Refuse settings that concern a teacher."""
         if not isinstance(gradient, ScoreFunction):
             return (
-                "signal 'score' is a reward, not a function of the logits; write estimator: "
+                "signal 'score' is a reward, not a function of the logits; set estimator: "
                 "score_function"
             )
         if divergence != "reverse_kl" or not plain or gradient != ScoreFunction():
@@ -57,5 +57,5 @@ class Config(SignalCall):
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
         """Refuse `among=source` if the term trains on the answers of all writers."""
         if self.among and source == "all":
-            return "among=source compares the answers of one writer; write source: student"
+            return "among=source compares the answers of one writer; set source: student"
         return None

@@ -17,7 +17,7 @@ class Config(SignalCall):
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse everything but the cross-entropy of the label."""
         if divergence != "ce":
-            return "signal 'text' has one label per token, the token itself; write divergence: ce"
+            return "signal 'text' has one label per token, the token itself; set divergence: ce"
         if not gradient.pathwise or not plain:
             return (
                 "signal 'text' is its own target and is differentiated itself; "

@@ -120,7 +120,7 @@ class ServiceSampler(SamplingClient):
             if targets_sent and answer.target_prompt_logprobs is None:
                 raise TeacherError(
                     f"{where} lack the candidates that the request named, as this service ignores "
-                    "them; write support=teacher, or signal: sampled"
+                    "them; set support=teacher, or signal: sampled"
                 )
             signals[number] = self._read_signal(request, answer, k, where)
         if targets_sent:
