@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 project = "practicum"
-author = "the practicum contributors"
+author = copyright = "the practicum contributors"
 version = release = read_version("practicum")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -22,8 +22,8 @@ html_show_sourcelink = False
 
 autodoc_typehints = "none"
 
-OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
-"""A link to a file of the repository that is no page of the site."""
+OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)+([^)#]+)(#[^)]*)?\)")
+"""A link out of its folder."""
 
 MARK = re.compile(r"(?<=```yaml\n)# (?:objective|recipe|pipeline|extends|setting|overrides)\n")
 """The first line of an example, which says to the tests what it is."""
@@ -41,7 +41,14 @@ def prepare_page(app: Any, page: str, source: list[str]) -> None:
         source[0] += "\n".join(_build_contents(source[0]))
     if page in FOLDERS:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{page}/*\n```\n"
-    source[0] = MARK.sub("", OUTSIDE.sub(r"\1 (`\2`)", source[0]))
+    if "/" not in page:
+        source[0] = _name_files(source[0])
+    source[0] = MARK.sub("", source[0])
+
+
+def _name_files(text: str) -> str:
+    """Replace links to files of the repository, which are no pages of the site, by paths."""
+    return OUTSIDE.sub(r"\1 (`\2`)", text)
 
 
 def _build_contents(index: str) -> list[str]:
@@ -59,7 +66,7 @@ def write_llms_text(app: Any, error: Exception | None) -> None:
     if error is not None or app.builder.format != "html":
         return
     index = (Path(app.srcdir) / "index.md").read_text("utf-8")
-    text = re.sub(r"\]\((\w[\w-]*)\.md\)", r"](\1.html)", OUTSIDE.sub(r"\1 (`\2`)", index))
+    text = re.sub(r"\]\((\w[\w-]*)\.md\)", r"](\1.html)", _name_files(index))
     (Path(app.outdir) / "llms.txt").write_text(text, "utf-8")
 
 

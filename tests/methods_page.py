@@ -169,14 +169,19 @@ def render_page(name: str) -> str:
     """Return a method's page: a description, the paper's claim, differences, and the measured results."""
     recipe = _recipe(name)
     about = f"{recipe.about[:1].upper()}{recipe.about[1:]} ({source(recipe.paper or '')})."
-    parts = [f"# {short(name)}", about, f"`practicum run {name}`: {_axes(name)}."]
-    parts += [f"Claim: {_plain(recipe.claim)}", f"Formula: {_plain(FORMULA[recipe.formula])}"]
-    parts += [f"Reduced: {_plain(recipe.reduced)}"] if recipe.reduced else []
-    parts += [f"Differs: {_plain(recipe.differs)}"]
-    found = measured(name)
-    parts += [f"Measured: {found}."] if found else []
-    parts.append(f"Family: {recipe.family}. [All methods](../methods.md).")
-    return "\n\n".join(parts) + "\n"
+    rows = {
+        "Run": f"`practicum run {name}`",
+        "Family": recipe.family,
+        "Configuration": _axes(name),
+        "Claim": _plain(recipe.claim),
+        "Formula": _plain(FORMULA[recipe.formula]),
+        "Reduced": _plain(recipe.reduced) if recipe.reduced else "",
+        "Differs": _plain(recipe.differs),
+        "Measured": measured(name),
+    }
+    lines = [f"- **{label}**: {text}" for label, text in rows.items() if text]
+    end = "[All methods](../methods.md)."
+    return "\n\n".join([f"# {short(name)}", about, "\n".join(lines), end]) + "\n"
 
 
 def _axes(name: str) -> str:

@@ -520,47 +520,45 @@ def _families() -> str:
     outcome = json.loads(
         (ROOT / "tests" / "backends" / "families.json").read_text(encoding="utf-8")
     )
-    columns = ("sample", "score", "learn", "resume", "export", "lora", "pack")
-    rows, complete, not_run = [], [], {}
+    columns = {
+        "sample": "sampling",
+        "score": "scoring",
+        "learn": "gradient",
+        "resume": "resuming",
+        "export": "export",
+        "lora": "LoRA",
+        "pack": "packing",
+    }
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, found in outcome.items():
-        if all(found.get(column) == "yes" for column in columns):
-            complete.append(
-                name if name == found["model_type"] else f"{name} (`{found['model_type']}`)"
-            )
-            continue
+        kind = found["model_type"]
+        label = f"`{kind}`" if name == kind else f"{name} (`{kind}`)"
         if "not run" in found:
-            not_run.setdefault(found["not run"], []).append(f"`{found['model_type']}`")
+            groups.setdefault(("not run", found["not run"]), []).append(label)
             continue
         # Steps and exports are only tried with the named families.
-        absent = "" if found["load"] == "yes" else "no"
-        cells = [
-            found[column] if found.get(column) == "yes" else "no" if column in found else absent
-            for column in columns
-        ]
-        why = dict.fromkeys(
-            found[column]
-            for column in ("load", *columns)
-            if found.get(column, "no") not in ("yes", "no")
+        tried = [word for key, word in columns.items() if key in found]
+        works = [word for key, word in columns.items() if found.get(key) == "yes"]
+        missing = [word for word in tried if word not in works]
+        if found["load"] != "yes":
+            state = f"only {', '.join(works)}" if works else "nothing works"
+        elif missing:
+            state = f"everything but {', '.join(missing)}"
+        else:
+            state = "everything" if len(tried) == len(columns) else ", ".join(works)
+        reasons = dict.fromkeys(
+            re.sub(r"\b[A-Z]\w+(Model|LM|Decoder)\b", "the model", found[key]).split(" must match")[
+                0
+            ]
+            for key in ("load", *columns)
+            if found.get(key, "no") not in ("yes", "no")
         )
-        rows.append([name, f"`{found['model_type']}`", *cells, ", ".join(why)])
-    head = [
-        "family",
-        "`model_type`",
-        "samples",
-        "scores",
-        "gradient",
-        "resumes",
-        "exports",
-        "LoRA",
-        "packed",
-        "why not",
+        groups.setdefault((state, "; ".join(reasons)), []).append(label)
+    rows = [
+        [state, ", ".join(labels), why]
+        for (state, why), labels in sorted(groups.items(), key=lambda group: group[0][0])
     ]
-    count = sum(map(len, not_run.values()))
-    lines = [f"- {reason}: {', '.join(kinds)}\n" for reason, kinds in not_run.items()]
-    return (
-        f"Every feature works ({len(complete)} architectures): {', '.join(complete)}.\n\n"
-        f"{_table(head, rows)}\nNot run, {count} of {len(outcome)}:\n\n{''.join(lines)}"
-    )
+    return _table(["works", "architectures", "why"], rows)
 
 
 def _recipes() -> str:
