@@ -171,7 +171,7 @@ def test_without_the_package_the_error_says_what_to_install(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
-    with pytest.raises(RecipeError, match=r"practicum\[vllm\].*rollout\.engine\.url"):
+    with pytest.raises(RecipeError, match=r"\.\[vllm\].*rollout\.engine\.url"):
         toy_run(models, tmp_path, {"rollout.engine": "vllm"})
 
 
@@ -220,7 +220,7 @@ def test_a_run_does_not_resume_with_another_engine(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout.engine": {"type": "vllm", "url": "http://localhost:1"}}, "write folder"),
+        ({"rollout.engine": {"type": "vllm", "url": "http://localhost:1"}}, "set folder"),
         ({"rollout.engine": {"type": "vllm", "folder": "x"}}, "folder is for vLLM in a server"),
         (
             {"rollout.engine": {"type": "vllm", "sleep": True}, "rollout.max_staleness": 1},

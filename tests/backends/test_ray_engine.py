@@ -106,7 +106,7 @@ def test_auto_is_the_local_sampler_on_a_cpu(models: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("engine", "samplers", "words"),
     [
-        ({"url": "http://localhost:1", "folder": "/x"}, 2, "write backend.samplers: 1"),
+        ({"url": "http://localhost:1", "folder": "/x"}, 2, "set backend.samplers: 1"),
         ({"sleep": True}, 1, "leave sleep out"),
     ],
 )

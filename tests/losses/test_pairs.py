@@ -163,7 +163,7 @@ def test_a_sum_of_teachers_is_refused_where_pairs_ask_it() -> None:
     pool = {"type": "pool", "teachers": members, "kind": "sum"}
     for role in ("teacher", "reference"):
         term = {"signal": "pair(dpo)", "against": role}
-        with pytest.raises(RecipeError, match="is no sum over teachers; write kind: geometric"):
+        with pytest.raises(RecipeError, match="is no sum over teachers; set kind: geometric"):
             recipe(term, **{role: pool})
         recipe(term, **{role: {**pool, "kind": "geometric"}})
     # Terms that ask no teacher never use the members' answers.

@@ -314,12 +314,10 @@ def test_the_run_folder_of_a_control_says_what_it_is(tmp_path: Path) -> None:
     result = run("papers/kdrl", [*short, "teacher=off"], out=tmp_path)
     assert result.folder.name == "kdrl-teacher-off"
     recipe = read_json(result.folder / "recipe.json")["recipe"]
-    assert recipe["about"].startswith("control: the reward alone") and recipe["teacher"] == {
+    assert recipe["about"].startswith("control: only the reward") and recipe["teacher"] == {
         "type": "none"
     }
-    assert "control: the reward alone" in (result.folder / "report.html").read_text(
-        encoding="utf-8"
-    )
+    assert "control: only the reward" in (result.folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_students_answers_are_as_many() -> None:

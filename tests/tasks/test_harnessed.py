@@ -221,7 +221,7 @@ def test_tasks_become_prompts() -> None:
 
 def test_without_the_package_a_recipe_says_how_to_get_it() -> None:
     config = Config(taskset="echo")
-    with pytest.raises(DataError, match=r"pip install 'practicum\[verifiers\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[verifiers\]'"):
         load_plugin("tasks", "verifiers").build(config, TaskContext(0, Path()))
 
 

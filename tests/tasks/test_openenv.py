@@ -115,7 +115,7 @@ def test_a_reward_out_of_range_ends_its_conversation_and_not_the_run(url: str) -
     prompt = env.train_prompts()[0]
     episode = env.open(prompt, 0)
     assert [episode.step(letter).reward for letter in "ab"] == [pytest.approx(1 / 3)] * 2
-    with pytest.raises(ServerError, match=r"the reward is 1; write task\.reward_range"):
+    with pytest.raises(ServerError, match=r"the reward is 1; set task\.reward_range"):
         episode.step("c")
     episode.close()
     # If it is cut off earlier, it gets the nearer end of the range.

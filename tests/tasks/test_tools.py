@@ -190,9 +190,9 @@ def test_a_program_that_fails_says_why(
 
 
 def test_an_interpreter_takes_a_program_alone(python: interpreter.InterpreterSession) -> None:
-    check("invalid", "the one argument, code", python, "python", code=3)
-    check("invalid", "the one argument, code", python, "python", code="1", more=2)
-    check("invalid", "the one argument, code", python, "python")
+    check("invalid", "the only argument, code", python, "python", code=3)
+    check("invalid", "the only argument, code", python, "python", code="1", more=2)
+    check("invalid", "the only argument, code", python, "python")
 
 
 def test_a_program_that_ends_its_interpreter_or_hangs_begins_a_new_one() -> None:
@@ -269,7 +269,7 @@ def test_parts_of_a_result_that_are_no_text_are_named() -> None:
 
 @pytest.mark.skipif(find_spec("mcp") is not None, reason="the package is there")
 def test_without_the_package_the_error_names_the_extra() -> None:
-    with pytest.raises(DataError, match=r"pip install 'practicum\[mcp\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[mcp\]'"):
         mcp.build(mcp.Config(command=("server",)))
 
 

@@ -126,7 +126,7 @@ def test_what_spans_cannot_tell_is_refused_when_the_recipe_is_read(pair: Path) -
         (
             other,
             {"signal": "sampled", "divergence": "density_power"},
-            "'density_power' is not a function of it; write",
+            "'density_power' is not a function of it; set",
         ),
         (
             arithmetic,

@@ -172,7 +172,7 @@ def test_a_template_of_no_form_is_refused_in_one_line() -> None:
     shows = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHATML
     plain = Renderer(byte_tokenizer(shows), stop_ids=frozenset({258}))
     with pytest.raises(
-        ModelError, match=r"no known form; write task.calls: one of xml, glm, hermes,"
+        ModelError, match=r"no known form; set task.calls: one of xml, glm, hermes,"
     ):
         plain.with_tools(USE)
     assert plain.with_tools(ToolUse(USE.schemas, "hermes")).call_form == "hermes"

@@ -280,7 +280,7 @@ class Sampled(SignalCall):
         """Refuse to differentiate a divergence that is only known at one token."""
         if self.share != "whole" and divergence != "reverse_kl":
             return (
-                f"share {self.share!r} divides the log-ratio of a span among its tokens; write "
+                f"share {self.share!r} divides the log-ratio of a span among its tokens; set "
                 "divergence: reverse_kl, or leave share out"
             )
         if not gradient.pathwise:

@@ -117,7 +117,7 @@ def find_scorer_problems(
 ) -> list[str]:
     """Return a problem for each loss term or source with a scorer that is missing from the recipe."""
     problems = [
-        f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; write "
+        f"objective.losses[{number}].scorer: no scorer is named {term.scorer!r}; set "
         f"{' or '.join([VERIFIER, *scorers])}, or add it to scorers: {{{term.scorer}: {{type: ...}}}}"
         for number, term in enumerate(objective.losses)
         if term.scorer not in (VERIFIER, *scorers)

@@ -78,7 +78,7 @@ class TeacherLoader(TeacherServices):
         recipe = self.recipe
         if self.task.converses:
             raise CapabilityError(
-                f"task {recipe.task.type!r} answers every turn, and a row holds one answer; write "
+                f"task {recipe.task.type!r} answers every turn, and a row holds one answer; set "
                 "rollout.source: teacher, which lets the teacher converse during the run"
             )
         context = TeacherContext(

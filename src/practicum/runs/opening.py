@@ -278,7 +278,7 @@ def _export_newest(path: Path, config: ModelConfig) -> Path:
     unset = ", ".join(sorted(settings.keys() - config.model_fields_set))
     if unset:
         log.info(
-            f"{path}: its student was trained with {unset}, which the weights do not hold; write "
+            f"{path}: its student was trained with {unset}, which the weights do not hold; set "
             "the same in this recipe to prompt it in the same way"
         )
     return folder

@@ -181,7 +181,7 @@ class Renderer:
         form = find_form(self._chat.source)
         if form is None:
             raise ModelError(
-                f"{self._chat.name}: the chat template asks for calls in no known form; write "
+                f"{self._chat.name}: the chat template asks for calls in no known form; set "
                 f"task.calls: one of {', '.join(FORMS)}"
             )
         return form

@@ -226,7 +226,7 @@ def test_log_probabilities_alone_are_refused_in_one_line() -> None:
     pool = TeacherSignal(pool=PooledSignal("geometric", (0.5, 0.5), members))
     for items in (data, [Datum(data[0].rollout, pool)]):
         with pytest.raises(
-            TeacherError, match="raw logits, and it gave log-probabilities only; write"
+            TeacherError, match="raw logits, and it gave log-probabilities only; set"
         ):
             trained(items, {"signal": "logits(2)"})
 

@@ -49,7 +49,7 @@ class Config(SignalCall):
         if not capabilities.splits_answers:
             return None
         return (
-            "adds up the losses of its members, and a loss of pairs is no sum over teachers; write "
+            "adds up the losses of its members, and a loss of pairs is no sum over teachers; set "
             "kind: geometric in the pool, which averages the members' log-probabilities"
         )
 
