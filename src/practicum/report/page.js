@@ -87,7 +87,7 @@
   };
   const side = (name, known, text, place) => {
     const box = make("div", name);
-    box.append(make("h5", "", `${name}'s likeliest`));
+    box.append(make("h5", "", `${name}: most likely`));
     const list = make("ol");
     known.texts[place].forEach((candidate, rank) => {
       const share = known.shares[place][rank], row = make("li", candidate === text ? "said" : "");
@@ -111,7 +111,7 @@
     const sides = make("div", "sides");
     for (const name of ["student", "teacher"]) if (known.sides[name]) sides.append(side(name, known.sides[name], text, place));
     if (sides.children.length) panel.append(sides);
-    else panel.append(make("p", "note", "What each would have preferred is kept for the held-out answers."));
+    else panel.append(make("p", "note", "Preferred tokens are only stored for held-out answers."));
   };
   const choose = (view, place, pinned) => {
     const tokens = tokensOf(view);
@@ -278,7 +278,7 @@
       say(news.status, news.kind);
       pause = news.finished ? 10000 : 1000;
     } catch (error) {
-      say("the watcher has ended; this page stays as it is", "late");
+      say("the watcher has ended; this page is no longer updated", "late");
       pause = 5000;
     }
   };
