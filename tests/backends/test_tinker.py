@@ -319,7 +319,7 @@ def test_without_the_package_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "tinker", None)
     from practicum.runs import run
 
-    with pytest.raises(RecipeError, match=r"pip install 'practicum\[tinker\]'"):
+    with pytest.raises(RecipeError, match=r"pip install -e '\.\[tinker\]'"):
         run(recipe, out=tmp_path)
 
 
