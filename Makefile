@@ -19,7 +19,7 @@ FREE_CORES := import os; cores = os.cpu_count() or 1; print(max(1, cores - round
 # glibc keeps what a pass gives back for the next one: fresh pages cost a second and a half.
 KEEP_PAGES := MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=67108864
 
-.PHONY: demo test check whole short gates slow site peers bench versions clean
+.PHONY: demo test check whole short gates slow site pages pictures peers bench versions clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
@@ -67,6 +67,20 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 site: $(VENV)/.ready-dev
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -b html docs build/site
 	@echo "build/site/index.html"
+
+# Write the generated parts of the pages again: tables, pages of methods and studies, plots, measures of the code.
+pages: $(VENV)/.ready-dev
+	@JAXTYPING_DISABLE=1 $(BIN)/python -m tests.test_docs
+	@$(BIN)/python -m benchmarks page
+	@$(BIN)/python -m benchmarks house --record
+
+# Draw the screens of the first run and the report of the quick start again; needs an installed Chromium.
+pictures: $(VENV)/.ready-dev $(VENV)/.ready-demo
+	@folder=$$(mktemp -d) && here=$$PWD && export PATH=$$PWD/$(BIN):$$PATH && cd $$folder && \
+	python $$here/docs/screenshot.py --lines 34 $$here/docs/img/first-run.svg practicum run smoke/toy && \
+	python $$here/docs/screenshot.py --lines 60 $$here/docs/img/first-doctor.svg practicum doctor quickstart && \
+	python $$here/docs/screenshot.py --lines 34 $$here/docs/demo.svg practicum run quickstart && \
+	python $$here/docs/report_pictures.py runs/quickstart $$here/docs/img; rm -rf $$folder
 
 # vLLM pins what it needs, so it has an environment of its own. Its torchvision and torchaudio are built for a torch with
 # CUDA, cannot be imported beside one without, and nothing here needs them.

@@ -106,6 +106,8 @@ def read_python(source: str) -> Iterator[tuple[int, str]]:
             continue
         first: int = getattr(node, "lineno", 1)
         yield from enumerate(text.splitlines(), start=first)
+    if "#" not in source:
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
