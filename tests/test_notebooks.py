@@ -19,8 +19,17 @@ def test_no_outputs_are_committed(path: Path) -> None:
     assert code and not any(cell.outputs or cell.execution_count for cell in code)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=pytest.mark.long if path.stem == "first_distillation" else pytest.mark.slow,
+        )
+        for path in NOTEBOOKS
+    ],
+)
 def test_the_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(__file__).parents[1] / "src"
     monkeypatch.setenv(

@@ -478,13 +478,18 @@ class TestStopping:
     @pytest.mark.parametrize(
         "faults",
         [
-            ["rollout:1"],
             ["update:2", "score:1"],
-            ["save.after_rename:2"],
             ["stage.done:1", "update:1"],
-            ["stage.exported:1", "stage.exported:1"],
-            ["save.before_rename:3", "stage.done:2"],
             ["stage.exported:3"],
+            *(
+                pytest.param(faults, marks=pytest.mark.slow)
+                for faults in (
+                    ["rollout:1"],
+                    ["save.after_rename:2"],
+                    ["stage.exported:1", "stage.exported:1"],
+                    ["save.before_rename:3", "stage.done:2"],
+                )
+            ),
         ],
         ids=str,
     )

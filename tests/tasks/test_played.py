@@ -232,8 +232,13 @@ def test_a_resumed_run_reads_the_same_tokens(models: Path, tmp_path: Path, stale
     assert read.issubset(list_stored(folder)) and len(set(map(len, read))) > 3
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["oel", "oel-lake", "oel-sokoban"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("oel", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("oel-lake", "oel-sokoban")),
+    ],
+)
 def test_rounds_of_play_and_consolidation(name: str, tmp_path: Path) -> None:
     small = "{hidden_size: 16, layers: 1, heads: 2, tokenizer: bytes}"
     changes = [

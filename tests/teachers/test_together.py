@@ -72,7 +72,10 @@ def test_no_head_from_disk_is_held_longer_than_it_is_read(
     assert (max(most), held) == (2, set()), "after the last evaluation too"
 
 
-@pytest.mark.parametrize("kind", ["geometric", "arithmetic", "sum"])
+@pytest.mark.parametrize(
+    "kind",
+    ["sum", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("geometric", "arithmetic"))],
+)
 def test_a_pool_teaches_and_resumes_bit_for_bit(models: Path, tmp_path: Path, kind: str) -> None:
     teacher = {
         "type": "pool",
