@@ -144,8 +144,7 @@ def judge_scorer_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
     persistence=1,
 )
 def judge_distance(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The held-out divergence to the teacher compared with its value before training, without
-    rewards."""
+    """The held-out divergence against its value before training; runs without rewards."""
     return None if view.facts.has_rewards else _judge_heldout_divergence(view, limits)
 
 
@@ -159,8 +158,7 @@ def judge_distance(view: StepView, limits: Thresholds) -> RuleResult | None:
     persistence=1,
 )
 def judge_distance_with_rewards(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The held-out divergence to the teacher compared with its value before training, with
-    rewards."""
+    """The held-out divergence against its value before training; runs with rewards."""
     return _judge_heldout_divergence(view, limits) if view.facts.has_rewards else None
 
 
