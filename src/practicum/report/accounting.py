@@ -27,7 +27,10 @@ MAX_OPEN_ALARMS, MAX_ALARMS = 20, 500
 Part = tuple[str, float | int]
 """A reason why something was kept or dropped, and its amount."""
 
-GAIN_EXPECTED, NO_GAIN_EXPECTED = ("GO", "GO-WITH-CHANGES"), ("NO-GAP", "NO-GO", "BROKEN-SETUP")
+GAIN_EXPECTED, NO_GAIN_EXPECTED = (
+    ("GO", "GO-WITH-CHANGES"),
+    ("NO-GAP", "NO-GO", "BROKEN-SETUP"),
+)
 """The verdicts of the doctor that predict a gain, and the verdicts that predict no gain. Other
 verdicts predict nothing."""
 

@@ -22,6 +22,7 @@ from practicum.studies.doctor.findings import (
     grade,
     validate_fix,
 )
+from practicum.studies.doctor.teachability import TEACHER_ACCURACY, UNREWARDED
 from practicum.studies.doctor.verdict import decide
 
 pytestmark = pytest.mark.long
@@ -161,8 +162,12 @@ def _results(**statuses: str) -> list[CheckResult]:
     values = {"below": Interval(-0.2, -0.3, -0.1), "within": Interval(0.0, -0.02, 0.02)}
     for check, status in statuses.items():
         word = "fail" if status in values else status.partition("+")[0]
-        details = {"accuracy of the teacher": 0.0} if status == "unseen" else {}
-        word = "inconclusive" if status == "unseen" else word
+        zeros = {
+            "unseen": {TEACHER_ACCURACY: 0.0},
+            "unrewarded": {TEACHER_ACCURACY: 0.0, UNREWARDED: 16.0},
+        }
+        details = zeros.get(status, {})
+        word = "inconclusive" if details else word
         fix = ("train.steps=2",) if status.endswith("+fix") else ()
         findings[check] = CheckOutcome(
             word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix, details=details
@@ -177,6 +182,8 @@ def _results(**statuses: str) -> list[CheckResult]:
         ({"P1": "fail", "P11": "fail"}, "BROKEN-SETUP"),
         ({"P2": "fail"}, "BROKEN-SETUP"),
         ({"P4": "fail", "P5": "fail"}, "BROKEN-SETUP"),
+        ({"P2": "fail", "P10": "unrewarded"}, "BROKEN-SETUP"),
+        ({"P6": "fail", "P10": "unrewarded", "P12": "fail"}, "NO-REWARD"),
         ({"P11": "fail", "P5": "fail"}, "NO-GO"),
         ({"P10": "below", "P6": "fail"}, "NO-GO"),
         ({"P10": "within", "P5": "fail"}, "NO-GAP"),

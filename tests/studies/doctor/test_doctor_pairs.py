@@ -76,6 +76,29 @@ def test_a_teacher_that_is_the_student_leaves_no_gap(folder: Path) -> None:
     ).value.mean == pytest.approx(0, abs=1e-6)  # type: ignore[union-attr]
 
 
+def test_a_verifier_without_a_reward_for_any_answer_is_suspected(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dead_rewards.py").write_text(
+        "def verify(reply: str, prompt: object) -> float:\n    return 0.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [{"prompt": word, "answer": word[::-1]} for word in ("abc", "bcd", "cda", "dab")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "type": "jsonl",
+        "path": str(tmp_path / "rows.jsonl"),
+        "heldout": 0,
+        "verifier": "dead_rewards:verify",
+        "sandbox": "off",
+    }
+    found = diagnosed(pair(folder, {"task": task}), folder)
+    assert found.verdict.word == "NO-REWARD" and found.verdict.exit_code == 25
+    (line,) = found.verdict.because
+    assert "check the verifier, which gives no reward to '" in line and "is expected" in line
+    assert "by hand" in found.verdict.advice
+
+
 def test_a_self_teacher_leaves_no_gap(folder: Path) -> None:
     assert diagnosed(pair(folder, {"teacher": {"type": "self"}}), folder).verdict.word == "NO-GAP"
 

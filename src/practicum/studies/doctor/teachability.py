@@ -14,6 +14,8 @@ from practicum.statistics import (
 )
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import format_interval, override_terms
+from practicum.text.safe import excerpt
+from practicum.types import Rollout
 
 SAME_ACCURACY = 0.03
 """An accuracy gap counts as none if its whole interval is within this distance of 0."""
@@ -28,7 +30,13 @@ MAX_ROLLOUTS = 100_000
 
 
 TEACHER_ACCURACY = "accuracy of the teacher"
-"""The name of a number of P10."""
+UNREWARDED = "answers of each without a reward"
+"""The names of two numbers of P10; the second only exists if the verifier is suspected."""
+
+MIN_UNREWARDED = 16
+"""Answers of each model without any reward from which the verifier is suspected."""
+
+SHOWN_CHARACTERS = 60
 
 
 def check_gap(evidence: Evidence) -> CheckOutcome:
@@ -64,7 +72,11 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
     status, needs = "fail", None
     if teacher_accuracy == 0:
         status, needs = "inconclusive", 2 * len(evidence.rollouts)
-        text += ": no right answer of the teacher was seen"
+        if student_accuracy == 0 and len(evidence.rollouts) >= MIN_UNREWARDED:
+            details[UNREWARDED] = float(len(evidence.rollouts))
+            text += f": check the verifier, {_describe_answer(evidence.answers[0])}"
+        else:
+            text += ": no right answer of the teacher was seen"
     elif gap.low > 0:
         status = "pass"
     elif gap.high < 0:
@@ -75,6 +87,17 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
         status, needs = "inconclusive", _estimate_answers_needed(teacher_accuracy, student_accuracy)
         text += f": {len(evidence.rollouts)} answers of each are too few to distinguish them"
     return CheckOutcome(status, text, gap, "of answers", rollouts_needed=needs, details=details)
+
+
+def _describe_answer(answer: Rollout) -> str:
+    """Show an answer that got no reward, next to the expected answer if the row has one."""
+    expected = answer.prompt.answer
+    shown = f"which gives no reward to {excerpt(answer.text, most=SHOWN_CHARACTERS)!r}"
+    return (
+        shown
+        if expected is None
+        else f"{shown} where {excerpt(expected, most=SHOWN_CHARACTERS)!r} is expected"
+    )
 
 
 def check_informativeness(evidence: Evidence) -> CheckOutcome:

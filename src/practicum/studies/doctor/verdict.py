@@ -8,10 +8,17 @@ from typing import Literal
 from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor.checks import Check
 from practicum.studies.doctor.findings import format_interval
-from practicum.studies.doctor.teachability import TEACHER_ACCURACY
+from practicum.studies.doctor.teachability import TEACHER_ACCURACY, UNREWARDED
 
 Word = Literal[
-    "BROKEN-SETUP", "NO-GO", "NO-GAP", "COLD-START-FIRST", "GO-WITH-CHANGES", "INCONCLUSIVE", "GO"
+    "BROKEN-SETUP",
+    "NO-REWARD",
+    "NO-GO",
+    "NO-GAP",
+    "COLD-START-FIRST",
+    "GO-WITH-CHANGES",
+    "INCONCLUSIVE",
+    "GO",
 ]
 
 LARGE_RATIO = 10.0
@@ -63,6 +70,10 @@ def _is_no_gap(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.has_failed and not _is_below_student(result)
 
 
+def _has_no_reward(result: CheckResult) -> bool:
+    return result.check.id == "P10" and UNREWARDED in result.outcome.details
+
+
 def _has_no_right_answer(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.outcome.details.get(TEACHER_ACCURACY) == 0.0
 
@@ -77,6 +88,13 @@ RULES = (
         "P1, P2 or P4 fails",
         "the two models are incompatible in this recipe",
         20,
+    ),
+    Rule(
+        "NO-REWARD",
+        _has_no_reward,
+        "no answer of student or teacher is right, of 16 or more of each",
+        "the verifier, the answer format or the length limit may be wrong; no answer can be judged",
+        25,
     ),
     Rule(
         "NO-GO",
@@ -165,6 +183,8 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
     can_use_rl = status.get("P12") in ("pass", "warn")
     if word == "BROKEN-SETUP":
         return _suggest_setup_fixes(findings)
+    if word == "NO-REWARD":
+        return "None yet: grade an answer by hand, then run the doctor again."
     if status.get("P6") == "not applicable":
         if can_use_rl:
             return (
