@@ -26,6 +26,7 @@ from practicum.recipe import (
 from practicum.recipe.sections import OptimizerConfig
 from practicum.recipe.yaml_files import read_yaml
 from practicum.runs.assembly import assemble_run
+from practicum.runs.overrides import apply_overrides
 
 NO_MODELS = Path("models")
 
@@ -200,6 +201,19 @@ def test_yaml_that_is_no_recipe_is_refused_in_one_line(
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
     assert "bad.yaml" in str(caught.value)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("word", ["off", "no", "on", "Yes"])
+def test_only_true_and_false_are_booleans(tmp_path: Path, word: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(f"{word}: 1\na: {word}\nb: [true, False, falsehood]\n")
+    assert read_yaml(file) == {word: 1, "a": word, "b": [True, False, "falsehood"]}
+
+
+def test_a_verifier_without_a_sandbox_is_written_as_documented(models: Path) -> None:
+    rows = {"type": "jsonl", "path": "rows.jsonl", "verifier": "my_rewards:verify"}
+    recipe = apply_overrides(toy_recipe(models, {"task": rows}), ["task.sandbox=off"])
+    assert recipe.task.model_dump()["sandbox"] == "off"
 
 
 def test_a_folder_or_nothing_is_no_recipe(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
@@ -127,10 +128,14 @@ def _resolve_model_paths(section: Any, folder: Path) -> None:
         _resolve_model_paths(inner, folder)
 
 
+BOOLEAN = "tag:yaml.org,2002:bool"
+
+
 class StrictLoader(yaml.SafeLoader):
     """A YAML loader that refuses repeated keys, aliases and deep nesting.
 
-    Repeated keys and aliases hide mistakes, and deep nesting takes seconds to read.
+    Repeated keys and aliases hide mistakes, and deep nesting takes seconds to read. As in YAML 1.2,
+    only true and false are booleans, so `sandbox: off` is a text.
     """
 
     _depth = 0
@@ -167,6 +172,15 @@ class StrictLoader(yaml.SafeLoader):
             twice = min(str(key) for key, times in Counter(keys).items() if times > 1)
             raise yaml.YAMLError(f"line {node.start_mark.line + 1}: key {twice!r} occurs twice")
         return mapping
+
+
+StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != BOOLEAN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+StrictLoader.add_implicit_resolver(
+    BOOLEAN, re.compile("(true|True|TRUE|false|False|FALSE)$"), "tTfF"
+)
 
 
 @lru_cache(maxsize=512)
