@@ -92,12 +92,10 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
 def _describe_answer(answer: Rollout) -> str:
     """Show an answer that got no reward, next to the expected answer if the row has one."""
     expected = answer.prompt.answer
-    shown = f"which gives no reward to {excerpt(answer.text, most=SHOWN_CHARACTERS)!r}"
-    return (
-        shown
-        if expected is None
-        else f"{shown} where {excerpt(expected, most=SHOWN_CHARACTERS)!r} is expected"
-    )
+    text = f"which gives no reward to {excerpt(answer.text, most=SHOWN_CHARACTERS)!r}"
+    if expected is None:
+        return text
+    return f"{text} where {excerpt(expected, most=SHOWN_CHARACTERS)!r} is expected"
 
 
 def check_informativeness(evidence: Evidence) -> CheckOutcome:
