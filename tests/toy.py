@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -134,9 +134,18 @@ def write_recipe(models: Path, path: Path, changes: Mapping[str, Any] | None = N
     return path
 
 
-def in_check(names: Iterable[Any], *short: Any) -> list[Any]:
-    """Return the names as parameters of a test; names that are not among `short` are marked as long."""
-    return [pytest.param(name, marks=() if name in short else pytest.mark.long) for name in names]
+def in_check(names: Iterable[Any], *short: Any, suite: Container[Any] | None = None) -> list[Any]:
+    """Return the names as parameters of a test; names that are not among `short` are marked as long.
+
+    With `suite`, names that are in neither are marked as slow.
+    """
+
+    def mark(name: Any) -> Any:
+        if name in short:
+            return ()
+        return pytest.mark.long if suite is None or name in suite else pytest.mark.slow
+
+    return [pytest.param(name, marks=mark(name)) for name in names]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

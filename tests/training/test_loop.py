@@ -57,7 +57,9 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", in_check(OBJECTIVES, "reverse_kl"))
+@pytest.mark.parametrize(
+    "name", in_check(OBJECTIVES, "reverse_kl", suite=("topk_bucket", "sampled", "two_terms"))
+)
 def test_the_objective_brings_the_student_nearer_to_its_teacher(
     models: Path, tmp_path: Path, name: str
 ) -> None:
