@@ -164,6 +164,24 @@ def test_the_metric_of_the_best_checkpoint_is_taken(
     parse_recipe(recipe, "converted")
 
 
+@pytest.mark.parametrize(
+    ("named", "tracking", "note"),
+    [
+        ('"wandb"', {"type": "wandb"}, None),
+        ('"none"', None, None),
+        ('["trackio", "clearml"]', {"type": "trackio"}, "['trackio', 'clearml']"),
+        ('"comet_ml"', None, "'comet_ml'"),
+    ],
+)
+def test_the_tracker_is_taken_or_named(
+    convert: Convert, named: str, tracking: dict[str, str] | None, note: str | None
+) -> None:
+    recipe, notes = convert(GKD.replace("bf16=True,", f"bf16=True, report_to={named},"))
+    assert recipe.get("tracking") == tracking
+    told = [line for line in notes if "report_to" in line]
+    assert told == ([] if note is None else [f"not taken: GKDConfig.report_to = {note}"])
+
+
 def test_what_only_a_run_knows_is_named_with_its_line(convert: Convert) -> None:
     recipe, notes = convert(PARSED)
     assert any(note.startswith("line 6: TrlParser reads the command line") for note in notes)

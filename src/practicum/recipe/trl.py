@@ -85,11 +85,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """The fields of each config class that are taken, with the defaults of TRL 1.16."""
 
 IGNORED = {
-    "output_dir", "logging_steps", "logging_strategy", "report_to", "run_name", "push_to_hub",
+    "output_dir", "logging_steps", "logging_strategy", "run_name", "push_to_hub",
     "hub_model_id", "gradient_checkpointing", "gradient_checkpointing_kwargs", "log_completions",
     "dataset_num_proc", "remove_unused_columns", "overwrite_output_dir", "logging_first_step",
 }  # fmt: skip
 """Fields that do not affect training; practicum has its own settings for them."""
+
+TRACKERS = ("wandb", "trackio", "tensorboard", "mlflow")
+"""The values of `report_to` that are also trackers here."""
 
 AGGREGATES = {"grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean"}
 SCHEDULES = {
@@ -147,6 +150,7 @@ def convert_trl(path: Path, target: Path) -> tuple[dict[str, Any], list[str]]:
     recipe["optimizer"] = _convert_optimizer(settings)
     recipe["train"] = _convert_train(settings, recipe)
     _convert_evaluation(settings, recipe)
+    _convert_tracking(settings, recipe)
     recipe["seed"] = settings.take_number("seed")
     notes = script.notes
     notes += [
@@ -403,6 +407,17 @@ def _convert_evaluation(settings: TrlSettings, recipe: dict[str, Any]) -> None:
             "every": int(every or settings.script.settings.get("logging_steps", 10))
         }
         _convert_best(settings, recipe)
+
+
+def _convert_tracking(settings: TrlSettings, recipe: dict[str, Any]) -> None:
+    """Take the first tracker of `report_to`; a run has one."""
+    named = settings.script.settings.get("report_to", "none")
+    names = named if isinstance(named, list) else [named]
+    tracker = next((name for name in names if name in TRACKERS), None)
+    if tracker is not None:
+        recipe["tracking"] = {"type": tracker}
+    if set(names) <= {tracker, "none"}:
+        settings.taken.add("report_to")
 
 
 def _convert_best(settings: TrlSettings, recipe: dict[str, Any]) -> None:
