@@ -198,10 +198,11 @@ def test_a_calibration_tells_seconds_by_the_operations_of_each_phase() -> None:
 
 
 def test_calibrated_seconds_and_money(models: Path) -> None:
-    prices = {"machine_hour": 3600, "million_scored_tokens": 1e6}
+    prices = {"machine_hour": 3600, "million_scored_tokens": 1e6, "currency": "EUR"}
     data = describe_plan(plan(toy_recipe(models, {"prices": prices}), calibrate=True))
     assert data["run"]["seconds"] == pytest.approx(4 * sum(data["step"]["seconds"].values()))
     assert data["run"]["money"]["machine"] == pytest.approx(data["run"]["seconds"])
+    assert data["run"]["currency"] == "EUR"
     unknown = describe_plan(plan(toy_recipe(models, {"prices": prices})))
     assert "machine" not in unknown["run"]["money"] and unknown["run"]["money"]["scored tokens"] > 0
 

@@ -106,7 +106,7 @@ def _format_step(plan_json: Mapping[str, Any]) -> list[str]:
         else f", about {run['seconds']:.0f} s, evaluations not counted"
     )
     if run["money"]:
-        total += f"; {sum(run['money'].values()):.4g} at the given prices"
+        total += f"; {sum(run['money'].values()):.4g} {make_printable(run['currency'])}"
     return [*_format_table(head, rows), total]
 
 

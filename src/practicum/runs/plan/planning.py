@@ -179,7 +179,13 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
             },
         },
         "step": {"cost": step_cost, "seconds": seconds},
-        "run": {"steps": steps, "cost": run_cost, "seconds": run_seconds, "money": money},
+        "run": {
+            "steps": steps,
+            "cost": run_cost,
+            "seconds": run_seconds,
+            "money": money,
+            "currency": prices and prices.currency,
+        },
         "memory": {
             "limit": plan.limit,
             "peak": plan.memory.peak,
