@@ -44,7 +44,7 @@ MISTAKES = [
     ("check r.yaml train.steps=four", 2, "train.steps: input should be a valid integer"),
     ("check r.yaml train.steps=0", 2, "train.steps: input should be greater"),
     ("check r.yaml train.steps", 2, "is not key=value; use for example train.steps=4"),
-    ("check r.yaml name=off", 2, "name: YAML reads this value as false"),
+    ("check r.yaml name=false", 2, "name: YAML reads this value as false"),
     ("check r.yaml name=a/b", 2, "'a/b' cannot name a folder"),
     ("check r.yaml seed=x", 2, "seed: input should be a valid integer"),
     ("check r.yaml optimizer.learning_rate=10", 2, "learning_rate: input should be less than 10"),
