@@ -51,8 +51,7 @@ def _format_problem(entry: Any, model: type[BaseModel], fields: Mapping[str, Any
             "use letters, digits, '.', '_' and '-', at most 80"
         )
     if entry["type"] == "string_type" and isinstance(entry["input"], bool):
-        # YAML reads off, on, yes and no as booleans.
-        return f"{field}: YAML reads this value as {str(entry['input']).lower()}; write a text in quotes, '\"off\"'"
+        return f"{field}: YAML reads this value as {str(entry['input']).lower()}; quote a text: '\"true\"'"
     if entry["type"] == "missing":
         return f"{field}: missing; set it"
     if entry["type"] in ("value_error", "literal_error") and not field:
