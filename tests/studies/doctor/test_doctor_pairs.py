@@ -1,5 +1,6 @@
 """Pairs that are broken on purpose are diagnosed, and a healthy pair passes."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +84,10 @@ def test_a_verifier_without_a_reward_for_any_answer_is_suspected(
         "def verify(reply: str, prompt: object) -> float:\n    return 0.0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    rows = [{"prompt": word, "answer": word[::-1]} for word in ("abc", "bcd", "cda", "dab")]
+    rows = [
+        {"prompt": word, "answer": word[::-1]}
+        for word in map("".join, itertools.permutations("abcd", 3))
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = {
         "type": "jsonl",
@@ -92,7 +96,7 @@ def test_a_verifier_without_a_reward_for_any_answer_is_suspected(
         "verifier": "dead_rewards:verify",
         "sandbox": "off",
     }
-    found = diagnosed(pair(folder, {"task": task}), folder)
+    found = diagnosed(pair(folder, {"task": task}), folder, prompts=16)
     assert found.verdict.word == "NO-REWARD" and found.verdict.exit_code == 25
     (line,) = found.verdict.because
     assert "check the verifier, which gives no reward to '" in line and "is expected" in line
@@ -304,7 +308,7 @@ def test_rows_that_are_held_out_too_and_control_tokens_in_them_are_listed(
         "path": str(tmp_path / "train.jsonl"),
         "heldout": str(tmp_path / "held.jsonl"),
     }
-    found = diagnosed(pair(folder, {"task": task}), folder)
+    found = diagnosed(pair(folder, {"task": task}), folder, prompts=16)
     sentence = finding(found, "P18").sentence
     assert (
         finding(found, "P18").status == "fail"
@@ -406,7 +410,7 @@ def test_prompts_without_answers_say_so(folder: Path, tmp_path: Path) -> None:
         "".join(json.dumps({"prompt": word}) + "\n" for word in ("ab", "cd", "abc", "d"))
     )
     task = {"type": "jsonl", "path": str(tmp_path / "rows.jsonl"), "heldout": 1}
-    found = diagnosed(pair(folder, {"task": task}), folder)
+    found = diagnosed(pair(folder, {"task": task}), folder, prompts=16)
     for check in ("P10", "P11", "P12"):
         assert "no verifier" in finding(found, check).sentence
     assert "was not measured" in found.verdict.advice

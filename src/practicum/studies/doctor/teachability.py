@@ -33,7 +33,7 @@ TEACHER_ACCURACY = "accuracy of the teacher"
 UNREWARDED = "answers of each without a reward"
 """The names of two numbers of P10; the second only exists if the verifier is suspected."""
 
-MIN_UNREWARDED = 16
+MIN_UNREWARDED = 64
 """Answers of each model without any reward from which the verifier is suspected."""
 
 SHOWN_CHARACTERS = 60

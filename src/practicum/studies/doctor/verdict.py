@@ -92,7 +92,7 @@ RULES = (
     Rule(
         "NO-REWARD",
         _has_no_reward,
-        "no answer of student or teacher is right, of 16 or more of each",
+        "no answer of student or teacher is right, of 64 or more of each",
         "the verifier, the answer format or the length limit may be wrong; no answer can be judged",
         25,
     ),
