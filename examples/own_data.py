@@ -45,7 +45,9 @@ def main(steps: int = 60, out: str | None = None) -> practicum.RunResult:
             evaluation={"prompts": 32, "max_new_tokens": 6},
         )
     before, after = result.summary["before"], result.summary["after"]
-    print(f"mean reward on held-out rows: {before['accuracy']['mean']:.2f} to {after['accuracy']['mean']:.2f}")
+    print(
+        f"mean reward on held-out rows: {before['accuracy']['mean']:.2f} to {after['accuracy']['mean']:.2f}"
+    )
     return result
 
 
