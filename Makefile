@@ -76,11 +76,11 @@ pages: $(VENV)/.ready-dev
 
 # Draw the screens of the first run and the report of the quick start again; needs an installed Chromium.
 pictures: $(VENV)/.ready-dev $(VENV)/.ready-demo
-	@folder=$$(mktemp -d) && here=$$PWD && export PATH=$$PWD/$(BIN):$$PATH && cd $$folder && \
+	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && here=$$PWD && export PATH=$$PWD/$(BIN):$$PATH && cd $$folder && \
 	python $$here/docs/screenshot.py --lines 34 $$here/docs/img/first-run.svg practicum run smoke/toy && \
 	python $$here/docs/screenshot.py --lines 60 $$here/docs/img/first-doctor.svg practicum doctor quickstart && \
 	python $$here/docs/screenshot.py --lines 34 $$here/docs/demo.svg practicum run quickstart && \
-	python $$here/docs/report_pictures.py runs/quickstart $$here/docs/img; rm -rf $$folder
+	python $$here/docs/report_pictures.py runs/quickstart $$here/docs/img
 
 # vLLM pins what it needs, so it has an environment of its own. Its torchvision and torchaudio are built for a torch with
 # CUDA, cannot be imported beside one without, and nothing here needs them.

@@ -7,6 +7,7 @@ import argparse
 import io
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -33,6 +34,10 @@ def main() -> None:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line.rstrip("\n"))
+    if process.returncode:
+        sys.exit(
+            f"{options.command[0]} ended with exit code {process.returncode}; no picture is drawn"
+        )
     options.file.write_text(draw(" ".join(options.command), lines, options.lines), "utf-8")
 
 

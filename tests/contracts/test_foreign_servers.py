@@ -182,7 +182,10 @@ def test_tasks_of_verifiers() -> None:
         ([describe_task("a"), 7], "task.taskset: its task 1 cannot be read (AttributeError"),
         ([describe_task("a"), describe_task(7)], "task.taskset: its task 1 cannot be read"),
         ([describe_task("a"), describe_task(math.nan)], "task.taskset: its task 1 cannot be read"),
-        ([describe_task(None)], "task.taskset: task 0 has no prompt"),
+        (
+            [describe_task(None)],
+            "task.taskset: task 0 has no prompt, because another participant opens",
+        ),
         ([describe_task("a"), describe_task(HALF)], "the task's prompt 2 ('1') has a message"),
         ([describe_task("a"), describe_task("b", "0")], "task.taskset: two tasks are called '0'"),
         ([], "task.taskset: 'odd' has 0 tasks"),

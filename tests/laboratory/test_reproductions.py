@@ -148,7 +148,6 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     assert again.results.readings == results.readings
 
 
-@pytest.mark.slow
 def test_more_seeds_are_added_to_recorded_ones(tmp_path):
     file, arms = tmp_path / "small.yaml", {**SMALL["arms"]}
     free = arms.pop("free")

@@ -327,7 +327,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "unequal columns": (
         json.dumps({**GOOD, "tokens": [7, 2]}),
-        r"differ in length\); give an",
+        r"differ in length\); give an unmodified rollouts\.jsonl",
     ),
     "another question": (
         json.dumps({**GOOD, "prompt_tokens": [3, 7, 4]}),

@@ -176,7 +176,7 @@ def test_a_pair_of_two_vocabularies_is_told_of_the_two_commands(
         toy_run(models, tmp_path, {"teacher.model": str(models / "other")})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_student_learns_from_another_family_in_two_commands(models: Path, tmp_path: Path) -> None:
     changes = {"teacher.model": str(models / "other"), "train.steps": 3, "evaluation.prompts": 4}
     recipe = write_recipe(models, tmp_path / "pair.yaml", changes)

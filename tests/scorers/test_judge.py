@@ -237,7 +237,10 @@ def test_a_judge_that_returns_text_is_said_and_nothing_is_learned(
     models: Path, stub: Grader, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = toy_run(models, tmp_path, build_changes(stub, tmp_path)).folder
-    assert "none of 8 answers got a grade (8 no_number); check" in caplog.text
+    assert (
+        "none of 8 answers got a grade (8 no_number); check its template, max_new_tokens and model"
+        in caplog.text
+    )
     assert curve(folder, "grad_norm") == [0.0]
 
 

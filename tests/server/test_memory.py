@@ -48,7 +48,6 @@ with torch.no_grad():
 """Runs batches of as many sizes as a service under load has; prints the growth of memory from 200 sizes to 400."""
 
 
-@pytest.mark.slow
 def test_products_of_many_sizes_leave_nothing_behind() -> None:
     """Without the two bounds each size leaves some 280 KB of descriptions, up to 1,024 of them."""
     unset = {

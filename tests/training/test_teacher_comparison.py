@@ -139,7 +139,7 @@ def test_one_prompt_has_no_standard_error_and_no_token_no_estimate() -> None:
     assert estimate_mean([torch.zeros(0)], ["a"]) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @LEFT_OPEN
 def test_a_served_teacher_has_the_distance_of_the_same_model_here(
     models: Path, tmp_path: Path

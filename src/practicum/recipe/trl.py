@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from practicum.core.plugins import list_packaged
 from practicum.errors import RecipeError
 from practicum.recipe.trl_script import Dataset, TrlScript, read_trl_script
 from practicum.rows import count_rows
@@ -90,9 +91,6 @@ IGNORED = {
     "dataset_num_proc", "remove_unused_columns", "overwrite_output_dir", "logging_first_step",
 }  # fmt: skip
 """Fields that do not affect training; practicum has its own settings for them."""
-
-TRACKERS = ("wandb", "trackio", "tensorboard", "mlflow")
-"""The values of `report_to` that are also trackers here."""
 
 AGGREGATES = {"grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean"}
 SCHEDULES = {
@@ -413,7 +411,8 @@ def _convert_tracking(settings: TrlSettings, recipe: dict[str, Any]) -> None:
     """Take the first tracker of `report_to`; a run has one."""
     named = settings.script.settings.get("report_to", "none")
     names = named if isinstance(named, list) else [named]
-    tracker = next((name for name in names if name in TRACKERS), None)
+    trackers = list_packaged("trackers")
+    tracker = next((name for name in names if name in trackers), None)
     if tracker is not None:
         recipe["tracking"] = {"type": tracker}
     if set(names) <= {tracker, "none"}:

@@ -47,11 +47,13 @@ def missing() -> list[str]:
     return lacks
 
 
-def put_up(readable: Iterable[str], limits: dict[str, int], *, forks: bool = False) -> list[str]:
+def isolate_process(
+    readable: Iterable[str], limits: dict[str, int], *, forks: bool = False
+) -> list[str]:
     """Wall this process in and return the walls that could not be put up.
 
     `limits` are limits of the module `resource` by name. With `forks` it may start children and
-    signal them; each child calls `wall_in_child` before it reads anything of a model.
+    signal them; each child calls `isolate_child` before it reads anything of a model.
     """
     for name, limit in limits.items():
         number = getattr(resource, name)
@@ -123,7 +125,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(descriptor)
 
 
-def wall_in_child(parent: int, *, required: bool) -> None:
+def isolate_child(parent: int, *, required: bool) -> None:
     """Take from a child of a process that forks all that its parent needed for it.
 
     OSError if a required filter cannot be put up.

@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Any
 
-from practicum.sandbox.isolation import die_with_parent, put_up
+from practicum.sandbox.isolation import die_with_parent, isolate_process
 
 COMMAND = struct.Struct("=d")
 """A command of the run: see `practicum.sandbox.SandboxedProcess.resume`."""
@@ -109,7 +109,7 @@ def _enter(settings: dict[str, Any], home_dir: str, keeper: int) -> None:
         if settings["walls"]:
             os.chdir(home_dir)
             readable = [*settings["readable"], home_dir]
-            lacks = put_up(readable, settings["limits"], forks=settings["forks"])
+            lacks = isolate_process(readable, settings["limits"], forks=settings["forks"])
             environment |= {"HOME": home_dir, "TMPDIR": home_dir}
         os.write(report, json.dumps({"missing": lacks}).encode())
         if not lacks or not settings["required"]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from practicum.sandbox.isolation import wall_in_child
+from practicum.sandbox.isolation import isolate_child
 
 LONGEST_ANSWER = 4 << 10
 """Bytes of an answer that a child may write."""
@@ -102,7 +102,7 @@ def _answer_apart(
     """Answer one request in a child, and end it."""
     try:
         if sandbox != "off":
-            wall_in_child(parent, required=sandbox == "require")
+            isolate_child(parent, required=sandbox == "require")
         resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS))
         answer = _respond(respond, describe, message["id"], message["request"])
         os.write(writing, answer.encode()[:LONGEST_ANSWER] + b"\n")

@@ -380,8 +380,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     Raises CapabilityError if the inner teacher has no separate tokenizer.
     """
     renderers: list[Renderer] = []
-    hear = partial(_receive, renderers)
-    inner = replace(context, compare=hear).build(config.teacher)
+    receive = partial(_receive, renderers)
+    inner = replace(context, compare=receive).build(config.teacher)
     if not renderers:
         raise CapabilityError(
             f"translated: the inner teacher {config.teacher.type!r} has no separate tokenizer; "

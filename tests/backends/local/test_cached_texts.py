@@ -7,7 +7,7 @@ import torch
 
 from backends.tiny import random_tokens, tiny
 from practicum.backends.local import prefill
-from practicum.backends.local.cached_texts import KeptTexts
+from practicum.backends.local.cached_texts import CachedTexts
 from practicum.backends.local.language_model import Decoding
 from practicum.backends.local.native.library import load_library
 from practicum.backends.local.packing import PrefixStates
@@ -101,7 +101,7 @@ def test_the_ledger_counts_what_is_read():
 @pytest.mark.parametrize("room", [0, 40_000])
 def test_what_has_no_room_is_read_again(room):
     plain = LocalSampler(tiny())
-    small = replace(plain, kept=KeptTexts(room))
+    small = replace(plain, kept=CachedTexts(room))
     for kept, read in zip(converse(small, turns=2), converse(plain, turns=2), strict=True):
         assert torch.equal(kept.tokens, read.tokens)
 
@@ -112,7 +112,7 @@ def test_the_text_used_longest_ago_goes_first():
             tokens, {0: (torch.zeros(len(tokens), 1, 2), torch.zeros(len(tokens), 1, 2))}
         )
 
-    store = KeptTexts(max_bytes=16 * 8)
+    store = CachedTexts(max_bytes=16 * 8)
     store.keep(make(1, 2, 3))
     store.keep(make(4, 5, 6))
     assert store.find((1, 2, 3)) is None, "nothing of it is new"

@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from backends.families import forward_alone, learn
 from backends.tiny import VOCABULARY, random_tokens
-from practicum.backends.local.cached_texts import KeptTexts
+from practicum.backends.local.cached_texts import CachedTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import fix_length
 from practicum.backends.local.packing import enable_packing
@@ -140,7 +140,7 @@ def test_sampling_beyond_the_threshold_is_the_forward_pass_of_the_text(name, pac
 @CHANGING
 def test_texts_that_go_on_keep_their_frequencies(name):
     model = build(name)
-    sampler = LocalSampler(model, kept=KeptTexts())
+    sampler = LocalSampler(model, kept=CachedTexts())
     prompt = random_tokens(8, 1)
     for turn in range(2):
         (drawn,) = sampler.sample([SampleRequest(prompt, turn)], SamplingParams(12))

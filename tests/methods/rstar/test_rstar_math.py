@@ -27,7 +27,6 @@ def test_the_first_round_asks_the_verifier_and_the_second_the_process_model() ->
     assert (first.rollout.source.scorer, second.rollout.source.scorer) == (None, "steps")
 
 
-@pytest.mark.slow
 def test_the_second_round_begins_with_the_process_model_of_the_first(tmp_path: Path) -> None:
     more = ["student.model.pretrain.steps=150", "train.prompts_per_step=8"]
     result = run(NAME, [*SHORT, *more, "train.steps=2"], out=tmp_path)

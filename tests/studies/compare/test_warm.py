@@ -21,7 +21,7 @@ def starter() -> Iterator[WarmStarter]:
     starter.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_crash_ends_neither_the_other_runs_nor_the_next(
     starter: WarmStarter, tmp_path: Path
 ) -> None:

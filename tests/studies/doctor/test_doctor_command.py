@@ -164,7 +164,7 @@ def _results(**statuses: str) -> list[CheckResult]:
         word = "fail" if status in values else status.partition("+")[0]
         zeros = {
             "unseen": {TEACHER_ACCURACY: 0.0},
-            "unrewarded": {TEACHER_ACCURACY: 0.0, UNREWARDED: 16.0},
+            "unrewarded": {TEACHER_ACCURACY: 0.0, UNREWARDED: 64.0},
         }
         details = zeros.get(status, {})
         word = "inconclusive" if details else word

@@ -308,7 +308,7 @@ def test_rows_that_are_held_out_too_and_control_tokens_in_them_are_listed(
         "path": str(tmp_path / "train.jsonl"),
         "heldout": str(tmp_path / "held.jsonl"),
     }
-    found = diagnosed(pair(folder, {"task": task}), folder, prompts=16)
+    found = diagnosed(pair(folder, {"task": task}), folder)
     sentence = finding(found, "P18").sentence
     assert (
         finding(found, "P18").status == "fail"
@@ -410,7 +410,7 @@ def test_prompts_without_answers_say_so(folder: Path, tmp_path: Path) -> None:
         "".join(json.dumps({"prompt": word}) + "\n" for word in ("ab", "cd", "abc", "d"))
     )
     task = {"type": "jsonl", "path": str(tmp_path / "rows.jsonl"), "heldout": 1}
-    found = diagnosed(pair(folder, {"task": task}), folder, prompts=16)
+    found = diagnosed(pair(folder, {"task": task}), folder)
     for check in ("P10", "P11", "P12"):
         assert "no verifier" in finding(found, check).sentence
     assert "was not measured" in found.verdict.advice

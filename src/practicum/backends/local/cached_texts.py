@@ -21,7 +21,7 @@ MAX_BYTES = 2**30
 """The maximum number of bytes of kept keys and values; texts beyond it are read again."""
 
 
-class KeptTexts:
+class CachedTexts:
     """The keys and values of texts of one model; its weights must not change in the meantime.
 
     The least recently used text is dropped first if there is no more room.

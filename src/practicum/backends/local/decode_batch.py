@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from practicum.backends.local.cached_texts import KeptTexts
+from practicum.backends.local.cached_texts import CachedTexts
 from practicum.backends.local.decode_step import (
     DecodeJob,
     PromptTokens,
@@ -40,7 +40,7 @@ def open_decode_batch(
     prompts: Sequence[PromptTokens],
     rows: int,
     new_tokens: int,
-    texts: KeptTexts | None = None,
+    texts: CachedTexts | None = None,
     recorder: StateRecorder | None = None,
 ) -> DecodeBatch:
     """Start decoding the prompts, `rows` at a time, with up to `new_tokens` new tokens each.
@@ -138,7 +138,7 @@ class SlotDecodeBatch:
         for text, token in zip(self._texts, next_tokens.tolist(), strict=True):
             text.append(token)
 
-    def _keep_texts(self, store: KeptTexts, rows: Iterable[int]) -> None:
+    def _keep_texts(self, store: CachedTexts, rows: Iterable[int]) -> None:
         """Keep the texts of some rows up to the last token that was read."""
         for row in sorted(rows):
             text = tuple(self._texts[row])

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.backends.local.attention import LayerStates, attend
-from practicum.backends.local.cached_texts import KeptTexts
+from practicum.backends.local.cached_texts import CachedTexts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.backends.local.text_states import StateRecorder
@@ -41,7 +41,7 @@ class DecodeJob:
     prompts: Sequence[PromptTokens]
     rows: int
     longest: int
-    kept: KeptTexts | None = None
+    kept: CachedTexts | None = None
     recorder: StateRecorder | None = None
 
     @property

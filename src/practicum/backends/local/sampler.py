@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.backends.local.cached_texts import KeptTexts
+from practicum.backends.local.cached_texts import CachedTexts
 from practicum.backends.local.decode_batch import open_decode_batch
 from practicum.backends.local.decode_step import Steps
 from practicum.backends.local.device_limits import find_limits
@@ -71,13 +71,13 @@ class LocalSampler(SamplingClient):
     prefixes: PrefixStore | None = None
     layout: LayoutStore | None = None
     learns: bool = False
-    kept: KeptTexts | None = None
+    kept: CachedTexts | None = None
 
     def remember_texts(self) -> Self:
         """Return the same sampler with room for texts that will be continued."""
         # A model that cannot pack, for example because of a recurrent state, reads its texts again.
         can_keep = self.language_model.max_packed_tokens > 0
-        return replace(self, kept=KeptTexts()) if can_keep else self
+        return replace(self, kept=CachedTexts()) if can_keep else self
 
     def freeze(self) -> Self:
         """Return the same sampler for weights that never change."""

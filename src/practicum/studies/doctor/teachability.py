@@ -34,7 +34,8 @@ UNREWARDED = "answers of each without a reward"
 """The names of two numbers of P10; the second only exists if the verifier is suspected."""
 
 MIN_UNREWARDED = 64
-"""Answers of each model without any reward from which the verifier is suspected."""
+"""Answers of each model without any reward from which the verifier is suspected: the doctor's
+default number of answers."""
 
 SHOWN_CHARACTERS = 60
 

@@ -8,7 +8,7 @@ from typing import Literal
 from practicum.runs.check_outcome import CheckOutcome
 from practicum.studies.doctor.checks import Check
 from practicum.studies.doctor.findings import format_interval
-from practicum.studies.doctor.teachability import TEACHER_ACCURACY, UNREWARDED
+from practicum.studies.doctor.teachability import MIN_UNREWARDED, TEACHER_ACCURACY, UNREWARDED
 
 Word = Literal[
     "BROKEN-SETUP",
@@ -92,7 +92,7 @@ RULES = (
     Rule(
         "NO-REWARD",
         _has_no_reward,
-        "no answer of student or teacher is right, of 64 or more of each",
+        f"no answer of student or teacher is right, of {MIN_UNREWARDED} or more of each",
         "the verifier, the answer format or the length limit may be wrong; no answer can be judged",
         25,
     ),

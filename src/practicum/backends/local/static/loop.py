@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from practicum.backends.local.cached_texts import KeptTexts
+from practicum.backends.local.cached_texts import CachedTexts
 from practicum.backends.local.decode_step import DecodeJob, PromptTokens, Steps
 from practicum.backends.local.drawing import build_divergence_error
 from practicum.backends.local.language_model import LanguageModel
@@ -123,7 +123,7 @@ class StaticLoop:
         self.finished += len(ended)
         return ended
 
-    def _keep_text(self, store: KeptTexts, row: StaticRow) -> None:
+    def _keep_text(self, store: CachedTexts, row: StaticRow) -> None:
         """Keep a completion with its prompt, without its last token."""
         # A continued text needs at least one token to read, so the last token is left for that.
         text = (*self._job.prompts[row.text], *self._tokens[row.text][:-1])

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.backends.local.cached_texts import KeptTexts
+from practicum.backends.local.cached_texts import CachedTexts
 from practicum.backends.local.decode_step import DecodeJob
 from practicum.backends.local.drawing import sample_other_tokens, sample_tokens
 from practicum.backends.local.static.attention import Attention, PageTable
@@ -45,7 +45,7 @@ class StaticSettings:
     """The flash kernel takes pages of multiples of 256 tokens."""
     most_bytes: int = sys.maxsize
     """Memory for keys and values: rows that exceed it wait, but one row always runs."""
-    kept: KeptTexts | None = None
+    kept: CachedTexts | None = None
     """The kept texts, which later calls continue."""
 
 
