@@ -43,6 +43,7 @@ NAMES = (
     "alarms",
     "failures",
     "broken",
+    "verdicts",
     "broken_server",
     "remote",
     "asynchronous",

@@ -49,7 +49,7 @@ class Config(TeacherConfig):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the teacher and bend it."""
-    return Bent(config, context.build(context, config.teacher), context.renderer)
+    return Bent(config, context.build(config.teacher, "teacher"), context.renderer)
 
 
 class BentHead:

@@ -163,7 +163,7 @@ FAILURES: dict[str, FailedRun] = {
         teacher=300,
     ),
     "one token dominates": FailedRun(
-        "M15",
+        "M33",
         {"teacher": bend_teacher(bias={"a": -30.0}), "train.steps": 20},
         {"objective.divergence": "jsd(0.5)"},
         "grad_norm",

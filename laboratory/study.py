@@ -102,7 +102,7 @@ class Warned(FrozenConfig):
     """The doctor's verdict on an arm's recipe before training."""
 
     warned: str
-    verdict: Literal["GO", "GO-WITH-CHANGES", "INCONCLUSIVE", "NO-GO"] = "NO-GO"
+    verdict: Literal["GO", "CHANGE-FIRST", "INCONCLUSIVE", "NO-GO"] = "NO-GO"
 
 
 Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust | Warned

@@ -45,10 +45,10 @@ def test_one_hit_is_no_alarm_and_two_in_a_row_are():
 
 
 def test_an_alarm_is_told_again_only_after_the_trouble_was_over():
-    assert told(looping(0.1, 0.1, 0.1, 0.045, 0.1, 0.1)) == [(12, "checkpoint")], (
-        "0.045 is within the hysteresis of 0.05"
+    assert told(looping(0.1, 0.1, 0.1, 0.09, 0.1, 0.1)) == [(12, "checkpoint")], (
+        "0.09 is within the hysteresis of 0.1"
     )
-    assert told(looping(0.1, 0.1, 0.039, 0.1, 0.1)) == [(12, "checkpoint"), (15, "checkpoint")]
+    assert told(looping(0.1, 0.1, 0.079, 0.1, 0.1)) == [(12, "checkpoint"), (15, "checkpoint")]
 
 
 def test_trouble_that_grows_calls_for_more():
@@ -107,7 +107,7 @@ def test_an_alarm_is_a_row_of_json():
         "value": 0.1,
         "baseline": 0.0,
         "n": 0,
-        "rule": "0.05 above the baseline; 4 times that ends the run, in 2 steps in a row",
+        "rule": "0.1 above the baseline; 2 times that ends the run, in 2 steps in a row",
         "action": "checkpoint",
         "patch": ["rollout.source=join(dataset)"],
         "set": {},
@@ -156,7 +156,7 @@ def accepted(recipe: Recipe, overrides: Sequence[str]) -> bool:
 
 
 def test_the_table_is_whole():
-    assert list(MONITORS) == [f"M{number}" for number in range(1, 41) if number not in (25, 28)]
+    assert list(MONITORS) == [f"M{number}" for number in range(1, 41) if number not in (15, 25, 28)]
     for monitor in MONITORS.values():
         assert monitor.judge.__doc__ and monitor.patches and monitor.source
         assert monitor.rule_text.format(level=1.0, change=1.0)

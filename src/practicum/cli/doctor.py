@@ -82,7 +82,7 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
     console.event(make_printable(f"SFT, OPD or RL? {verdict.advice}"))
     for line in diagnosis.methods.render_lines(SHOWN_METHODS) if diagnosis.methods else ():
         console.event(make_printable(line))
-    if diagnosis.changes and verdict.word == "GO-WITH-CHANGES":
+    if diagnosis.changes and verdict.word == "CHANGE-FIRST":
         words = [source, *overrides, *diagnosis.changes]
         console.event(make_printable(f"with all changes: practicum run {shlex.join(words)}"))
 

@@ -92,6 +92,12 @@ class StepView:
         has_baseline = self.step > BASELINE_VALUES or name.startswith(HELDOUT)
         return self.history.get_baseline(name) if has_baseline else None
 
+    @property
+    def is_approaching(self) -> bool:
+        """True if the student is nearer to its teacher than in the first steps, by a tenth or more."""
+        start, divergence = self.history.get_first("reverse_kl", 3), self.smooth("reverse_kl", 5)
+        return divergence is not None and divergence < 0.9 * median(start)
+
     def get_last(self, name: str, count: int) -> Sequence[float]:
         """Return the newest values of a reading, this step's last."""
         return self.history.get_last(name, count)

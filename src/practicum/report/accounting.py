@@ -28,7 +28,7 @@ Part = tuple[str, float | int]
 """A reason why something was kept or dropped, and its amount."""
 
 GAIN_EXPECTED, NO_GAIN_EXPECTED = (
-    ("GO", "GO-WITH-CHANGES"),
+    ("GO",),
     ("NO-GAP", "NO-GO", "BROKEN-SETUP"),
 )
 """The verdicts of the doctor that predict a gain, and the verdicts that predict no gain. Other

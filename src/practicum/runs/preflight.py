@@ -23,6 +23,9 @@ MEMORY_SHARE = (0.7, 0.95)
 RATE_RATIOS = (3.0, 8.0)
 """The learning rate over the table's, above which it is a warning, and above which it destroys a pretrained model."""
 
+MIN_RATE_RATIO = 1 / 200
+"""The learning rate over the table's below which a run hardly moves its student."""
+
 FEW_PARAMETERS = 10_000_000
 """Models below this size need no estimate of memory, which takes seconds."""
 
@@ -105,18 +108,20 @@ def judge_memory(recipe: Recipe) -> CheckOutcome:
 
 
 def compare_with_table(recipe: Recipe) -> CheckOutcome | None:
-    """Return a warning or failure if the learning rate is far above the table's; None otherwise."""
+    """Return a warning or failure if the learning rate is far from the table's; None otherwise."""
     choice = choose_setting(resolve_recipe(recipe))
     if choice is None or choice.setting.parameters is None:
         return None
     rate = recipe.optimizer.learning_rate
     usual = choice.list_values()["optimizer.learning_rate"]
     high, destructive = RATE_RATIOS
-    if rate <= high * usual:
+    if MIN_RATE_RATIO * usual <= rate <= high * usual:
         return None
+    is_low = rate < usual
+    ratio = f"1/{usual / rate:.0f} of" if is_low else f"{rate / usual:.0f} times"
     text = (
-        f"learning rate {rate:g} is {rate / usual:.0f} times the rate of the table of settings "
+        f"learning rate {rate:g} is {ratio} the rate of the table of settings "
         f"for this student: {choice.describe()}"
     )
-    status = "fail" if rate > destructive * usual else "warn"
+    status = "fail" if is_low or rate > destructive * usual else "warn"
     return CheckOutcome(status, text, fix=(f"optimizer.learning_rate={usual:g}",))

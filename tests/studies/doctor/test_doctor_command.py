@@ -189,14 +189,14 @@ def _results(**statuses: str) -> list[CheckResult]:
         ({"P10": "within", "P5": "fail"}, "NO-GAP"),
         ({"P5": "fail", "P9": "fail+fix"}, "COLD-START-FIRST"),
         ({"P6": "fail", "P10": "inconclusive"}, "COLD-START-FIRST"),
-        ({"P9": "fail+fix", "P10": "inconclusive"}, "GO-WITH-CHANGES"),
-        ({"P6": "warn+fix"}, "GO-WITH-CHANGES"),
-        ({"P9": "fail"}, "GO-WITH-CHANGES"),
+        ({"P9": "fail+fix", "P10": "inconclusive"}, "CHANGE-FIRST"),
+        ({"P6": "warn+fix"}, "GO"),
+        ({"P9": "fail"}, "CHANGE-FIRST"),
         ({"P9": "warn"}, "GO"),
         ({"P9": "fail+fix", "P10": "unseen"}, "INCONCLUSIVE"),
         ({"P10": "inconclusive", "P12": "warn"}, "INCONCLUSIVE"),
         ({"P11": "inconclusive", "P16": "warn+fix", "P14": "warn"}, "GO"),
-        ({"P12": "fail"}, "GO-WITH-CHANGES"),
+        ({"P12": "fail"}, "CHANGE-FIRST"),
     ],
 )
 def test_the_first_rule_that_holds_decides(statuses: dict[str, str], word: str) -> None:
@@ -210,7 +210,7 @@ def test_the_first_rule_that_holds_decides(statuses: dict[str, str], word: str) 
     [
         ("GO", ["pass", "warn"], "good"),
         ("GO", ["pass", "fail"], "mixed"),
-        ("GO-WITH-CHANGES", ["fail"], "mixed"),
+        ("CHANGE-FIRST", ["fail"], "mixed"),
         ("NO-GO", ["fail"], "bad"),
         ("INCONCLUSIVE", ["pass"], ""),
     ],
@@ -229,7 +229,7 @@ def test_sft_instead_where_answers_are_short_and_the_teacher_is_far_larger() -> 
 
 def test_exit_codes_are_their_own_and_only_a_go_is_zero() -> None:
     codes = {rule.word: rule.exit_code for rule in (*RULES, GO)}
-    assert [word for word, code in codes.items() if code == 0] == ["GO-WITH-CHANGES", "GO"]
+    assert [word for word, code in codes.items() if code == 0] == ["GO"]
     rest = [code for code in codes.values() if code]
     kinds = PracticumError.__subclasses__()
     assert len(set(rest)) == len(rest) and not set(rest) & {kind.exit_code for kind in kinds}

@@ -239,7 +239,7 @@ def test_a_student_that_knows_nothing_begins_with_the_teachers_answers(folder: P
 def test_a_teacher_that_is_lost_late_asks_for_a_cap(folder: Path) -> None:
     recipe = pair(folder, {"rollout.max_new_tokens": 64}, student="random", teacher="surer random")
     found = diagnosed(recipe, folder, teacher=good_until(32))
-    assert finding(found, "P7").status == "fail"
+    assert finding(found, "P7").status == "warn"
     cap = fixed(recipe, found, "P7").objective.losses[0].weights.arguments["length"]
     assert cap == 32, "bins double, so the next ones begin at 16 and 64"
 
@@ -249,9 +249,9 @@ def test_a_student_that_loops_is_found_out(folder: Path) -> None:
     found = diagnosed(recipe, folder)
     assert finding(found, "P8").status == "fail" and fixed(recipe, found, "P8").rollout.top_p == 0.9
     assert (
-        finding(found, "P9").status == "fail"
+        finding(found, "P9").status == "warn"
         and fixed(recipe, found, "P9").rollout.max_new_tokens == 64
-    )
+    ), "the teacher's answers have room, so the student can learn to end"
 
 
 @pytest.mark.parametrize("side", ["teacher", "student"])
@@ -262,12 +262,14 @@ def test_half_precision_alone_raises_no_alarm(folder: Path, side: str) -> None:
     assert same.verdict.word == "NO-GAP", "rounding is no gap"
 
 
-@pytest.mark.parametrize("temperature", [0.2, 2.0])
-def test_a_strange_temperature_is_named(folder: Path, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "status"), [(0.2, "fail"), (0.5, "warn"), (2.0, "warn"), (3.0, "fail")]
+)
+def test_a_strange_temperature_is_named(folder: Path, temperature: float, status: str) -> None:
     recipe = pair(folder, {"rollout.temperature": temperature})
     found = diagnosed(recipe, folder)
     assert (
-        finding(found, "P19").status == "warn"
+        finding(found, "P19").status == status
         and fixed(recipe, found, "P19").rollout.temperature == 1.0
     )
     assert finding(found, "P4").status == "pass", (
@@ -287,6 +289,36 @@ def test_a_learning_rate_that_is_a_hundred_times_too_large_is_named(folder: Path
         again.optimizer.learning_rate == 0.001
         and finding(diagnosed(again, folder), "P19").status == "pass"
     )
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}])
+def test_a_learning_rate_that_moves_nothing_is_named(folder: Path, lora: Any) -> None:
+    recipe = pair(folder, {"optimizer.learning_rate": 1e-7, "student.lora": lora})
+    found = diagnosed(recipe, folder)
+    assert finding(found, "P19").status == "fail" and found.verdict.exit_code
+    again = fixed(recipe, found, "P19")
+    assert finding(diagnosed(again, folder), "P19").status == "pass"
+
+
+def test_steps_that_move_nothing_together_are_named_without_a_table(folder: Path) -> None:
+    scratch = {"architecture": "llama", "hidden_size": 32, "layers": 1, "heads": 2}
+    recipe = pair(folder, {"student.model": scratch, "optimizer.learning_rate": 1e-6})
+    assert "teaches nothing" in finding(diagnosed(recipe, folder), "P19").sentence
+
+
+def test_a_limit_that_cuts_the_teacher_off_fails_and_alone_the_students_warns(folder: Path) -> None:
+    found = diagnosed(pair(folder, {"rollout.max_new_tokens": 1}), folder)
+    assert finding(found, "P9").status == "fail" and "of the teacher's" in finding(found, "P9").sentence
+
+
+def test_a_comparison_of_one_answer_with_itself_is_named(folder: Path) -> None:
+    alone = {"teacher": {"type": "none"}, "objective": {"signal": "score(group_normalized)"}}
+    recipe = pair(folder, {**alone, "rollout.n": 1})
+    found = diagnosed(recipe, folder)
+    assert finding(found, "P12").status == "fail" and found.verdict.word == "CHANGE-FIRST"
+    assert fixed(recipe, found, "P12").rollout.n == 8
+    several = diagnosed(pair(folder, {**alone, "rollout.n": 4}), folder)
+    assert "one answer" not in finding(several, "P12").sentence
 
 
 def test_rows_that_are_held_out_too_and_control_tokens_in_them_are_listed(
@@ -339,7 +371,7 @@ def test_a_teacher_of_sampled_tokens_is_enough_for_a_verdict(folder: Path) -> No
     )
     assert finding(found, "P13").status == "warn"
     assert finding(found, "P13").fix[0].startswith("train.prompts_per_step=")
-    assert found.verdict.word == "GO-WITH-CHANGES"
+    assert found.verdict.word == "INCONCLUSIVE", found.verdict
 
 
 def test_a_noisy_signal_asks_for_the_whole_distribution_where_there_is_one(folder: Path) -> None:

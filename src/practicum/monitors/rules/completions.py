@@ -41,12 +41,12 @@ def judge_truncation(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M5",
     "repetition",
-    "{level:g} above the baseline; 4 times that ends the run",
+    "{level:g} above the baseline; 2 times that ends the run",
     (patches.add_dataset_answers, patches.halve_learning_rate),
     "2604.08527",
     action="checkpoint",
-    level=0.05,
-    escalation=(4.0, "stop"),
+    level=0.1,
+    escalation=(2.0, "stop"),
 )
 def judge_repetition(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Completions that loop, against the share of the start."""
@@ -82,18 +82,22 @@ def judge_length(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M7",
     "length hacking",
-    "{level:g} nats and twice its error above all unrepeated tokens, on 5 % of all tokens",
+    "{level:g} nats and twice its error above all unrepeated tokens, with 0.05 more of the tokens "
+    "repeated than at the start",
     (patches.add_dataset_answers, patches.halve_learning_rate),
     "2604.08527",
     level=0.1,
 )
 def judge_length_hacking(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The teacher prefers repeated to unrepeated tokens, by more than twice the error."""
+    """The teacher prefers repeated to unrepeated tokens, and the student repeats more of them."""
     readings = view.get_all("repeated_gap", "repeated_gap_error", "repeated_tokens")
-    if readings is None:
+    base = view.get_baseline("repeated_tokens")
+    if readings is None or base is None:
         return None
     gap, error, share = readings
-    score = min(gap / require_limit(limits.level), share / 0.05) if gap > 2 * error else 0.0
+    # Some tasks have repeated letters in their answers from the start.
+    score = min(gap / require_limit(limits.level), (share - base) / 0.05)
+    score = score if gap > 2 * error else 0.0
     return RuleResult("repeated_gap", gap, score)
 
 
@@ -134,7 +138,7 @@ def judge_tail_entropy(view: StepView, limits: Thresholds) -> RuleResult | None:
         head_base, tail_base = view.get_baseline(bins[0]), view.get_baseline(bins[-1])
         if head is None or tail is None or head_base is None or tail_base is None:
             continue
-        is_flat = head < 1.5 * max(head_base, 0.05)
+        is_flat = head < 1.5 * max(head_base, 0.05) and not view.is_approaching
         score = tail / (require_limit(limits.change) * max(tail_base, 0.05)) if is_flat else 0.0
         results.append(RuleResult(bins[-1], tail, score, tail_base))
     return find_worst(results)
@@ -143,7 +147,8 @@ def judge_tail_entropy(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M20",
     "diversity",
-    "{change:g} of it lost, though answers did not become right and the teacher's are not alike",
+    "{change:g} of it lost, though answers did not become right, the teacher's are not alike and the "
+    "student comes no nearer",
     (patches.use_bounded_divergence, patches.halve_learning_rate),
     "2604.10688; 2606.26091",
     change=0.3,
@@ -163,7 +168,7 @@ def judge_diversity(view: StepView, limits: Thresholds) -> RuleResult | None:
     passes, passes_base = view.smooth("pass_at_n", 5), view.get_baseline("pass_at_n")
     is_loss = is_sharper_than_teacher(view) is not False
     if passes is not None and passes_base:
-        is_loss = passes < passes_base
+        is_loss = passes < passes_base - 0.1 and not view.is_approaching
     return worst if is_loss else replace(worst, score=0.0)
 
 

@@ -32,7 +32,7 @@ def judge_numbers(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M2",
     "gradient spike",
-    "{change:g} times the median norm of the 20 steps before",
+    "{change:g} times the median norm of the 20 steps before, and above the run's first ten norms",
     (patches.halve_learning_rate,),
     change=10.0,
 )
@@ -41,8 +41,11 @@ def judge_gradient_spike(view: StepView, limits: Thresholds) -> RuleResult | Non
     earlier = [norm for norm in view.get_last("grad_norm", 21)[:-1] if norm > 0]
     if "grad_norm" not in view.row or len(earlier) < 5:
         return None
+    # Near the end of a run norms are tiny, and a return to the first ones is no spike.
     norm, base = view.row["grad_norm"], median(earlier)
-    return RuleResult("grad_norm", norm, norm / (require_limit(limits.change) * base), base)
+    first = max(view.history.get_first("grad_norm", 10))
+    score = norm / (require_limit(limits.change) * base)
+    return RuleResult("grad_norm", norm, min(score, norm / max(first, TINY)), base)
 
 
 @MONITORS.enter_as(

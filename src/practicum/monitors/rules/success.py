@@ -58,8 +58,8 @@ def judge_settled_prompts(view: StepView, limits: Thresholds) -> RuleResult | No
     "the 95 % interval of the rise is above 0",
     (patches.raise_teacher_temperature, patches.use_forward_kl, patches.halve_learning_rate),
     "2604.16830",
-    level=0.1,
-    change=0.1,
+    level=0.2,
+    change=0.2,
 )
 def judge_overconfidence(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Held-out completions are over-confident, and over-confidence grew by more than chance."""

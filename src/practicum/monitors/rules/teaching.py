@@ -1,7 +1,7 @@
 """Rules about student and teacher: their distance, and whether the student can still learn."""
 
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from practicum.monitors import patches
 from practicum.monitors.history import StepView
@@ -10,7 +10,6 @@ from practicum.monitors.table import (
     TINY,
     RuleResult,
     Thresholds,
-    find_worst,
     is_sharper_than_teacher,
     require_limit,
 )
@@ -19,22 +18,36 @@ from practicum.monitors.table import (
 @MONITORS.enter_as(
     "M9",
     "stalled",
-    "within {change:g} for 30 steps, under 0.95, with reverse_kl flat and over half its baseline",
+    "within {change:g} for 30 steps, under 0.95, with reverse_kl flat and over half its baseline; or "
+    "reverse_kl at its baseline (over {level:g} of it, and as little above it) for 40 steps",
     (patches.sample_from_teacher, patches.add_dataset_answers, patches.halve_learning_rate),
     "2604.13016; a healthy run without a rise is known",
+    level=0.9,
     change=0.01,
 )
 def judge_stall(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """Overlap is flat below its maximum for 30 steps while divergence is flat and high."""
+    """Overlap is flat below its maximum while divergence is flat and high, or nothing has moved."""
     overlap, divergence = view.get_last("overlap", 30), view.get_last("reverse_kl", 30)
     base = view.get_baseline("reverse_kl")
-    if "overlap" not in view.row or base is None or min(len(overlap), len(divergence)) < 30:
+    if "reverse_kl" not in view.row or base is None or len(divergence) < 30:
+        return None
+    if result := _judge_motion(view, base, require_limit(limits.level)):
+        return result
+    if "overlap" not in view.row or len(overlap) < 30:
         return None
     early, late = median(divergence[:10]), median(divergence[-10:])
     is_flat = late > 0.5 * base and abs(late - early) <= 0.05 * abs(early) and max(overlap) < 0.95
     spread = max(overlap) - min(overlap)
     score = require_limit(limits.change) / max(spread, TINY) if is_flat else 0.0
     return RuleResult("overlap", spread, score)
+
+
+def _judge_motion(view: StepView, base: float, level: float) -> RuleResult | None:
+    """Return a result if the divergence is where it was at the start, for 40 steps."""
+    divergence = view.get_last("reverse_kl", 40)
+    spans = [median(divergence[start : start + 10]) for start in range(0, len(divergence), 10)]
+    is_level = len(divergence) == 40 and min(spans) > level * base and max(spans) < base / level
+    return RuleResult("reverse_kl", spans[-1], spans[-1] / (level * base), base) if is_level else None
 
 
 @MONITORS.enter_as(
@@ -94,7 +107,11 @@ def judge_student_entropy(view: StepView, limits: Thresholds) -> RuleResult | No
     score = max(require_limit(limits.change) * base, require_limit(limits.level)) / max(
         entropy, TINY
     )
-    if is_silent or is_sharper_than_teacher(view) is False:
+    # Without the teacher's entropy, a student that comes nearer or earns more may be surer.
+    sharper = is_sharper_than_teacher(view)
+    reward, reward_base = view.smooth("reward", 5), view.get_baseline("reward")
+    is_better = reward is not None and reward_base is not None and reward > reward_base
+    if is_silent or sharper is False or (sharper is None and (is_better or view.is_approaching)):
         score = 0.0
     return RuleResult("student_entropy", entropy, score, base)
 
@@ -115,27 +132,6 @@ def judge_traps(view: StepView, limits: Thresholds) -> RuleResult | None:
         return None
     rise = 0.0 if base is None else (rate - base) / require_limit(limits.change)
     return RuleResult("trap_rate", rate, max(rate / require_limit(limits.level), rise), base)
-
-
-@MONITORS.enter_as(
-    "M15",
-    "few tokens dominate",
-    "{level:g} of the tokens more than 10 nats off, or half of all divergence on {level:g} of them",
-    (patches.clip_advantage, patches.use_bounded_divergence),
-    "2604.14084; 2607.13399",
-    level=0.01,
-)
-def judge_dominant_tokens(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """A few tokens that the teacher would never write, or that hold half of the divergence."""
-    far, few = view.smooth("far_gaps"), view.smooth("concentration")
-    level = require_limit(limits.level)
-    results = []
-    if far is not None:
-        results.append(RuleResult("far_gaps", far, far / level))
-    # This ratio is inverted, because fewer tokens with half of the divergence are worse.
-    if few is not None:
-        results.append(RuleResult("concentration", few, level / max(few, TINY)))
-    return find_worst(results)
 
 
 @MONITORS.enter_as(
@@ -219,19 +215,19 @@ def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None
 @MONITORS.enter_as(
     "M29",
     "divergence",
-    "{change:g} times the divergence of the first step, and {level:g} nats above it",
+    "{change:g} times the mean divergence of the first two steps, and {level:g} nats above it",
     (patches.halve_learning_rate,),
     "python -m benchmarks settings: 0.13 to 1.18 in two steps at ten times the rate",
     level=0.2,
     change=2.0,
 )
 def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The divergence to the teacher against the first step, if the objective uses no rewards."""
+    """The divergence to the teacher against the first two steps, if the objective uses no rewards."""
     # The baseline of ten steps is no use: too high a learning rate has ruined the student by then.
-    divergence, start = view.smooth("reverse_kl", 5), view.history.get_first("reverse_kl", 1)
+    divergence, start = view.smooth("reverse_kl", 5), view.history.get_first("reverse_kl", 2)
     if divergence is None or view.facts.has_rewards or view.step < 3:
         return None
-    base = start[0]
+    base = fmean(start)
     ratio = divergence / (require_limit(limits.change) * max(base, TINY))
     score = min(ratio, (divergence - base) / require_limit(limits.level))
     return RuleResult("reverse_kl", divergence, score, base)

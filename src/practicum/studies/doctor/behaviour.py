@@ -20,9 +20,12 @@ from practicum.statistics import (
 from practicum.studies.doctor.evidence import Evidence
 from practicum.types import Rollout
 
-MAX_LOOPING = 0.05
+MAX_LOOPING = 0.3
 MIN_LOOP_TOKENS = 16
-MAX_CUT_OFF, MAX_ENDED_AT_ONCE = 0.9, 0.5
+MAX_CUT_OFF, MAX_TEACHER_CUT_OFF, MAX_ENDED_AT_ONCE = 0.9, 0.5, 0.5
+"""Shares of answers: the student's at the limit, the teacher's, and those that end at once. A student
+that runs on learns from its teacher to end, if the teacher's answers have room."""
+
 LONG_TOKENS = 256.0
 WINDOW_TOKENS, WINDOWS, TRAP_SHARE = 64, 4, 0.7
 """The tokens, number and quantile of the windows of a low-KL trap (arXiv 2606.09471)."""
@@ -54,20 +57,27 @@ def check_length(evidence: Evidence) -> CheckOutcome:
     median, late = quantiles(lengths, (0.5, 0.95))
     limit = evidence.plan.sampling.max_new_tokens
     empty = sum(not rollout.text.strip() for rollout in evidence.rollouts)
-    details = {"median length": median, "95 % quantile": late}
+    details: dict[str, float | None] = {"median length": median, "95 % quantile": late}
     details |= {"limit": float(limit), "empty": empty / len(lengths)}
+    teachers = [answer.stop_reason == "length" for answer in evidence.answers or ()]
+    teacher_cut_off = sum(teachers) / max(len(teachers), 1)
+    details["cut off of the teacher's"] = teacher_cut_off if teachers else None
     status: Status = "pass"
     text = (
         f"{cut_off.mean:.0%} of the answers are cut off at {limit} tokens "
         f"(median length {median:.0f})"
     )
     fix: tuple[str, ...] = ()
-    at_once = int((lengths <= 1).sum()) / len(lengths)
+    ended = [rollout for rollout in evidence.rollouts if rollout.stop_reason != "length"]
+    at_once = sum(len(rollout.tokens) <= 1 for rollout in ended) / len(lengths)
     if at_once >= MAX_ENDED_AT_ONCE:
         status, text = "fail", f"{at_once:.0%} of the answers end with their first token"
-    elif cut_off.mean > MAX_CUT_OFF:
+    elif teacher_cut_off > MAX_TEACHER_CUT_OFF or cut_off.mean > MAX_CUT_OFF:
         status, fix = "fail", (f"rollout.max_new_tokens={2 * limit}",)
         text += ": hardly any of them ends"
+        if evidence.answers is not None:
+            status = "fail" if teacher_cut_off > MAX_TEACHER_CUT_OFF else "warn"
+            text += f", and {teacher_cut_off:.0%} of the teacher's are cut off"
     return CheckOutcome(status, text, cut_off, "cut off", fix, details=details)
 
 

@@ -13,7 +13,7 @@ from practicum.studies.doctor.findings import (
     format_number,
 )
 
-TONES = {"BROKEN-SETUP": "bad", "NO-GO": "bad", "GO": "good", "GO-WITH-CHANGES": "mixed"}
+TONES = {"BROKEN-SETUP": "bad", "NO-GO": "bad", "GO": "good", "CHANGE-FIRST": "mixed"}
 """The colour of a verdict; all other verdicts have none."""
 
 

@@ -25,10 +25,10 @@ from practicum.studies.doctor.setup import SUPERVISED
 from practicum.types import Rollout
 
 OVERLAP, MIN_MASS = (0.70, 0.50), 0.95
-DISTANCE = (0.5, 2.0)
+DISTANCE = (0.5, 3.0)
 UNLIKELY_LOGPROB, MAX_UNLIKELY, MIN_CONCENTRATION = -10.0, 0.01, 0.01
 FIRST_BIN_TOKENS, MIN_PROMPTS = 16, 4
-DRIFT = (0.8, 0.5)
+MIN_AGREEMENT = 0.8
 MIN_SIGNAL_TO_NOISE = 100.0
 MIN_COHERENCE = 0.5
 
@@ -136,7 +136,8 @@ def check_depth(evidence: Evidence) -> CheckOutcome:
         for start, level in profile
     ]
     last = ratios[-1][1]
-    status = grade(last, *DRIFT)
+    # A later part without agreement still has a right beginning: no failure.
+    status = "pass" if last.mean >= MIN_AGREEMENT else "warn"
     measure = (
         f"overlap of the {CANDIDATES} most likely tokens"
         if has_overlap
@@ -281,11 +282,9 @@ def _estimate_agreement(evidence: Evidence, start: int, end: int, has_overlap: b
 
 def _find_drift(ratios: Sequence[tuple[int, Interval]]) -> int:
     """Return the position where the last run of bins without agreement begins."""
-    good, bad = DRIFT
-    limit = bad if grade(ratios[-1][1], *DRIFT) == "fail" else good
     position = ratios[-1][0]
     for start, ratio in reversed(ratios[1:]):
-        if ratio.mean >= limit:
+        if ratio.mean >= MIN_AGREEMENT:
             break
         position = start
     return position

@@ -2,6 +2,7 @@
 
 import math
 
+from practicum.functional import ADVANTAGES
 from practicum.runs.check_outcome import CheckOutcome, skip_check
 from practicum.statistics import (
     Interval,
@@ -150,6 +151,9 @@ def check_pass_rates(evidence: Evidence) -> CheckOutcome:
     rewards = list(evidence.group_rewards(evidence.rollouts).values())
     if not rewards:
         return skip_check("the task has no verifier")
+    if _compares_lone_answers(evidence):
+        text = "the reward compares the answers to a prompt, and each prompt has one answer"
+        return CheckOutcome("fail", text, fix=("rollout.n=8",))
     if evidence.samples < 2:
         return skip_check("a pass rate needs more than one answer per prompt; use --samples 4")
     sometimes = sum(0.0 < sum(group) / len(group) < 1.0 for group in rewards)
@@ -161,12 +165,24 @@ def check_pass_rates(evidence: Evidence) -> CheckOutcome:
     )
     if share.mean >= MIN_SOLVED_SOMETIMES:
         return CheckOutcome("pass", text, share, "of prompts")
-    if not sometimes:
+    if not sometimes and not any(term.needs_signal for term in evidence.plan.objective.losses):
         return CheckOutcome("fail", f"{text}: choose other prompts", share, "of prompts")
     fix = override_terms(evidence.recipe, "samples=pass_rate")
     if evidence.recipe.rollout.n == 1:
         fix += ("rollout.n=4",)
     return CheckOutcome("warn", text, share, "of prompts", fix)
+
+
+def _compares_lone_answers(evidence: Evidence) -> bool:
+    """Return True if all that the objective learns from is a comparison of one answer with itself."""
+    terms, rollout = evidence.plan.objective.losses, evidence.recipe.rollout
+    advantages = [ADVANTAGES[term.signal.outcome] for term in terms if term.signal.outcome]
+    return (
+        evidence.plan.n == 1
+        and not rollout.source.other_writers
+        and len(advantages) == len(terms)
+        and all(not rule.anchored and rule.function([1.0])[0] == 0.0 for rule in advantages)
+    )
 
 
 def _estimate_answers_needed(teacher: float, student: float) -> int:

@@ -16,7 +16,7 @@ Word = Literal[
     "NO-GO",
     "NO-GAP",
     "COLD-START-FIRST",
-    "GO-WITH-CHANGES",
+    "CHANGE-FIRST",
     "INCONCLUSIVE",
     "GO",
 ]
@@ -80,7 +80,7 @@ def _has_no_right_answer(result: CheckResult) -> bool:
 
 # The order decides the verdict: a broken setup makes every number below it meaningless, a teacher
 # without a gap makes changes pointless, and changes come before more answers, since they change the
-# answers.
+# answers. Warnings never change the word: in `benchmarks.verdicts` healthy setups have as many.
 RULES = (
     Rule(
         "BROKEN-SETUP",
@@ -127,11 +127,11 @@ RULES = (
         24,
     ),
     Rule(
-        "GO-WITH-CHANGES",
-        lambda result: result.needs_change and (result.has_failed or bool(result.outcome.fix)),
-        "a check fails, or warns and has a fix",
-        "run it with the changes below",
-        0,
+        "CHANGE-FIRST",
+        lambda result: result.needs_change and result.has_failed,
+        "another check fails",
+        "make the changes below before the run",
+        26,
     ),
     Rule(
         "INCONCLUSIVE",
