@@ -14,8 +14,8 @@ ROWS = Path(__file__).resolve().parents[1] / "results" / "verdicts.jsonl"
 SMALLEST_LOSS = 0.1
 """A run that ends less than this below its twin is not harmed by its fault."""
 
-ROUND = 19
-"""The setups of a round have each fault once; even rounds are for tuning, odd ones for the report."""
+ROUND, TUNING = 19, (0, 1, 2, 4)
+"""The setups of a round have each fault once. The thresholds were chosen with these rounds, and the others are for the report."""
 
 Row = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def label_rows(rows: Sequence[Row]) -> list[tuple[Row, bool]]:
 
 def is_report(row: Row) -> bool:
     """Return True if a row was not used to choose thresholds."""
-    return row["models"] != "toy" or row["number"] // ROUND % 2 == 1
+    return row["models"] != "toy" or row["number"] // ROUND not in TUNING
 
 
 def rate_suspicion(row: Row) -> float:

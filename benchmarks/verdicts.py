@@ -7,8 +7,7 @@ alarms and its gain: the accuracy after minus before, judged by the rows, the te
 results have one line for each setup; a second command continues after a stop. With `--again`, the doctor examines the setups anew,
 or the monitors judge the stored steps anew, and nothing is trained. `--record` writes the lines into results/verdicts.jsonl.
 
-A setup is broken if its fault is in the measurement, or if it loses half of its twin's gain; a fault that loses less counts in
-neither group. Setups with an odd draw are for tuning, the others for the report.
+`benchmarks.verdict_tables` says which setups count as broken, and which of them were used to choose thresholds.
 """
 
 import json
@@ -37,7 +36,7 @@ from practicum.runs.exporting import export_run
 WARN_ONLY = [f"monitors.{name}={action}" for name, action in list_warnings(list(MONITORS)).items()]
 """No alarm ends a run."""
 
-COUNTS = {"toy": 6 * len(FAULTS), "smollm2": 20}
+COUNTS = {"toy": 8 * len(FAULTS), "smollm2": 20}
 """The pairs of each kind of models."""
 
 

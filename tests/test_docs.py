@@ -26,7 +26,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from benchmarks import end_to_end, golds, settings
+from benchmarks import end_to_end, golds, settings, verdict_tables
 from benchmarks import page as performance_page
 from laboratory import (
     Results,
@@ -742,6 +742,10 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "families": _families,
     "templates": _templates,
     "checks": _checks,
+    "discrimination": lambda: verdict_tables.render_verdicts() + "\n",
+    "faults": lambda: verdict_tables.render_faults() + "\n",
+    "check_rates": lambda: verdict_tables.render_checks() + "\n",
+    "alarm_rates": lambda: verdict_tables.render_alarms() + "\n",
     "verdicts": _verdicts,
     "signals": _signals,
     "targets": _targets,

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from practicum.monitors.facts import RecipeFacts
 
@@ -97,6 +97,13 @@ class StepView:
         """True if the student is nearer to its teacher than in the first steps, by a tenth or more."""
         start, divergence = self.history.get_first("reverse_kl", 3), self.smooth("reverse_kl", 5)
         return divergence is not None and divergence < 0.9 * median(start)
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if the student is twice as far from its teacher as in the first steps, without rewards."""
+        start, divergence = self.history.get_first("reverse_kl", 2), self.smooth("reverse_kl", 5)
+        has_moved = divergence is not None and divergence > 2.0 * fmean(start)
+        return has_moved and not self.facts.has_rewards
 
     def get_last(self, name: str, count: int) -> Sequence[float]:
         """Return the newest values of a reading, this step's last."""

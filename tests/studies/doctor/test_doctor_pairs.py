@@ -308,7 +308,10 @@ def test_steps_that_move_nothing_together_are_named_without_a_table(folder: Path
 
 def test_a_limit_that_cuts_the_teacher_off_fails_and_alone_the_students_warns(folder: Path) -> None:
     found = diagnosed(pair(folder, {"rollout.max_new_tokens": 1}), folder)
-    assert finding(found, "P9").status == "fail" and "of the teacher's" in finding(found, "P9").sentence
+    assert (
+        finding(found, "P9").status == "fail"
+        and "of the teacher's" in finding(found, "P9").sentence
+    )
 
 
 def test_a_comparison_of_one_answer_with_itself_is_named(folder: Path) -> None:
@@ -366,9 +369,7 @@ def test_a_teacher_of_sampled_tokens_is_enough_for_a_verdict(folder: Path) -> No
         finding(found, "P5").status == "not applicable"
         and "no candidates" in finding(found, "P5").sentence
     )
-    assert (
-        finding(found, "P14").status == "not applicable" and finding(found, "P6").value is not None
-    )
+    assert finding(found, "P6").value is not None
     assert finding(found, "P13").status == "warn"
     assert finding(found, "P13").fix[0].startswith("train.prompts_per_step=")
     assert found.verdict.word == "INCONCLUSIVE", found.verdict
@@ -383,7 +384,6 @@ def test_a_teacher_of_a_few_candidates_gives_nearly_the_same_numbers(
     folder: Path, healthy: Diagnosis
 ) -> None:
     found = diagnosed(pair(folder), folder, teacher=candidates_only(16), prompts=ENOUGH)
-    assert finding(found, "P14").status == "not applicable"
     for check in ("P5", "P6", "P11"):
         mine, theirs = finding(found, check).value, finding(healthy, check).value
         assert (
@@ -397,7 +397,7 @@ def test_nobody_teaching_is_said_and_leaves_rl(folder: Path) -> None:
     changes = {"teacher": {"type": "none"}, "objective": {"signal": "score"}, "rollout.n": 4}
     found = diagnosed(pair(folder, changes), folder)
     assert found.verdict.word == "GO" and found.verdict.advice.startswith("RL")
-    for check in ("P2", "P5", "P6", "P7", "P10", "P11", "P13", "P14"):
+    for check in ("P2", "P5", "P6", "P7", "P10", "P11", "P13"):
         assert finding(found, check).status == "not applicable", check
     assert "no teacher" in finding(found, "P6").sentence
 

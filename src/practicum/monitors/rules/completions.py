@@ -114,9 +114,11 @@ def judge_stops(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The teacher finds the student's stop tokens very unlikely, even the most plausible tenth."""
     # Gap and level are both negative, so a gap further below zero gives a ratio over 1.
     gap = view.row.get("stop_gap_p90")
-    return (
-        None if gap is None else RuleResult("stop_gap_p90", gap, gap / require_limit(limits.level))
-    )
+    if gap is None:
+        return None
+    # A student that is being destroyed stops anywhere: M29 reports it, and its remedy is another one.
+    score = 0.0 if view.is_leaving else gap / require_limit(limits.level)
+    return RuleResult("stop_gap_p90", gap, score)
 
 
 @MONITORS.enter_as(

@@ -47,7 +47,9 @@ def _judge_motion(view: StepView, base: float, level: float) -> RuleResult | Non
     divergence = view.get_last("reverse_kl", 40)
     spans = [median(divergence[start : start + 10]) for start in range(0, len(divergence), 10)]
     is_level = len(divergence) == 40 and min(spans) > level * base and max(spans) < base / level
-    return RuleResult("reverse_kl", spans[-1], spans[-1] / (level * base), base) if is_level else None
+    return (
+        RuleResult("reverse_kl", spans[-1], spans[-1] / (level * base), base) if is_level else None
+    )
 
 
 @MONITORS.enter_as(

@@ -173,15 +173,6 @@ CHECKS = (
         "for small gaps the signal to noise of one sampled token is KL / 2, by expansion",
     ),
     Check(
-        "P14",
-        "coherence",
-        "note",
-        signal.check_coherence,
-        "at least half of a random teacher's / less / -",
-        "a failing teacher had larger advantages and smaller gradients; that they cancel is a "
-        "hypothesis (2604.13016)",
-    ),
-    Check(
         "P15",
         "variety",
         "note",

@@ -231,7 +231,6 @@ def collect_evidence(
         client.score(build_score_requests(rollouts), Full()),
         signals,
         (evidence.renderer.stop_ids, evidence.teacher_stops & evidence.renderer.token_ids),
-        recipe.seed,
         target,
     )
     # Rollouts share heads, and a teacher on disk holds its head until it is released.

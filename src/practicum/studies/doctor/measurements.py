@@ -8,12 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.core.randomness import seed_of
 from practicum.functional.chunked import chunks
 from practicum.functional.comparison import compare
 from practicum.functional.distributions import overlap_of_top
-from practicum.functional.head import Head
-from practicum.functional.pools import reverse_kl_gradient
 from practicum.losses import compare_candidates, read_target, read_tokens
 from practicum.losses.signal_reader import compare_distributions
 from practicum.losses.support import share_pair
@@ -34,8 +31,6 @@ random models share many of their k most likely tokens."""
 SINGLE_MEASURES = ("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy")
 PAIR_MEASURES = ("overlap", "student_mass", "teacher_mass")
 
-ADAPTER_RANK = 16
-
 CHUNK_TOKENS = 128
 """The number of tokens per chunk in which full distributions are compared."""
 
@@ -48,11 +43,9 @@ class RolloutMeasurement:
     log-probability `teacher_event_logprobs` minus the student's; in both, one stop token represents
     all stop tokens of either model. `divergence` is KL(S || T): exact, a lower bound from the
     teacher's candidates and one tail, or the log-ratio of the sampled token. In these, in the
-    overlap, the masses and the coherence, T is the target of the objective: the teacher at the
+    overlap and the masses, T is the target of the objective: the teacher at the
     objective's temperature, mixed or restricted as the loss has it. `student_stop` and
     `teacher_stop` are the log-probabilities of stopping with any stop token of either model.
-    `coherence` is the norm of the summed token gradients over the sum of their norms;
-    `control_coherence` is the same for a control teacher at the same distance.
     """
 
     rollout: Rollout
@@ -70,8 +63,6 @@ class RolloutMeasurement:
     teacher_mass: Float[Tensor, " T"] | None = None
     student_outside: Float[Tensor, " T"] | None = None
     teacher_outside: Float[Tensor, " T"] | None = None
-    coherence: float | None = None
-    control_coherence: float | None = None
 
 
 @torch.no_grad()
@@ -80,27 +71,21 @@ def measure_rollouts(
     student_signals: Sequence[TeacherSignal],
     teacher_signals: Sequence[TeacherSignal],
     stops: tuple[frozenset[int], frozenset[int]],
-    seed: int,
     target: "Target | None" = None,
 ) -> list[RolloutMeasurement]:
     """Measure each rollout with the student's full signal about it and the teacher's signal.
 
     `stops` are the stop token ids of student and teacher. Without a `target` the teacher is.
     """
-    head = next((signal.head for signal in student_signals if signal.head is not None), None)
-    # A soft-capped head has no gradient of the form (probabilities) @ weight, so P14 is left out.
-    control = (
-        _RandomTeacher(head, seed) if isinstance(head, Head) and head.softcap is None else None
-    )
     stop_ids = sorted(stops[0] | stops[1])
     nothing = [None] * len(rollouts)
     references = nothing if target is None else target.references
     candidates = nothing if target is None else target.candidates
     term = None if target is None else target.term
     return [
-        _RolloutMeter(
-            rollout, stop_ids, stops[0] != stops[1], control, term, reference, cut
-        ).measure(student, teacher)
+        _RolloutMeter(rollout, stop_ids, stops[0] != stops[1], term, reference, cut).measure(
+            student, teacher
+        )
         for rollout, student, teacher, reference, cut in zip(
             rollouts, student_signals, teacher_signals, references, candidates, strict=True
         )
@@ -117,33 +102,6 @@ class Target:
     term: Term
     references: Sequence[TeacherSignal | None]
     candidates: Sequence[TeacherSignal | None]
-
-
-class _RandomTeacher:
-    """A control teacher: the student's head plus a random low-rank change, the same at every token.
-
-    It carries no information, so P14 compares the coherence of gradients with it.
-    """
-
-    def __init__(self, head: Head, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed_of(seed, STREAM, "adapter"))
-        width = head.weight.shape[1]
-        self.weight = head.weight[: head.vocab_size].float()
-        down = torch.randn(width, ADAPTER_RANK, generator=generator)
-        up = torch.randn(ADAPTER_RANK, head.vocab_size, generator=generator)
-        self._down = down.to(self.weight.device) / width**0.5
-        self._up = up.to(self.weight.device) / ADAPTER_RANK**0.5
-
-    def predict(
-        self, hidden: Float[Tensor, "T D"], student: Float[Tensor, "T V"], distance: float
-    ) -> Float[Tensor, "T V"]:
-        """Return log-probabilities with a mean KL of about `distance` nats to the student's."""
-        change = hidden.float() @ self._down @ self._up
-        mean = (student.exp() * change).sum(-1, keepdim=True)
-        variance = (student.exp() * (change - mean).square()).sum(-1).mean().item()
-        # For a small change of the logits, KL is half its variance under the student.
-        scale = (2 * distance / max(variance, 1e-12)) ** 0.5
-        return torch.log_softmax(student + change * scale, dim=-1)
 
 
 def _fill_unknown(
@@ -165,7 +123,6 @@ class _RolloutMeter:
         rollout: Rollout,
         stops: list[int],
         needs_merged_stops: bool,
-        control: _RandomTeacher | None,
         term: Term | None,
         reference: TeacherSignal | None,
         candidates: TeacherSignal | None,
@@ -176,10 +133,7 @@ class _RolloutMeter:
         self._rollout = rollout
         self._stops = torch.tensor(stops)
         self._needs_merged_stops = needs_merged_stops
-        self._control = control
         self._columns: dict[str, list[Tensor]] = {}
-        self._gradient_sums: dict[str, Tensor] = {}
-        self._gradient_norms: dict[str, float] = {}
 
     def measure(self, student: TeacherSignal, teacher: TeacherSignal) -> RolloutMeasurement:
         """Return the measurements of the rollout."""
@@ -209,15 +163,11 @@ class _RolloutMeter:
             cut = None
             if self._candidates is not None:
                 cut = read_tokens(self._candidates, chunk).to(logprobs.device)
-            self._compare_chunk(logprobs, ids, signal, states[chunk], reference, cut)
+            self._compare_chunk(logprobs, ids, signal, reference, cut)
         columns = {name: torch.cat(values).cpu() for name, values in self._columns.items()}
         if not columns:  # an empty completion
             columns = dict.fromkeys(("logprobs", "student_entropy", "student_stop"), torch.zeros(0))
-        coherences = {
-            name: (total.norm() / self._gradient_norms[name]).item()
-            for name, total in self._gradient_sums.items()
-        }
-        return RolloutMeasurement(self._rollout, **columns, **coherences)  # pyright: ignore[reportArgumentType]
+        return RolloutMeasurement(self._rollout, **columns)
 
     def _add(self, **columns: Tensor) -> None:
         for name, values in columns.items():
@@ -228,13 +178,12 @@ class _RolloutMeter:
         student: Tensor,
         ids: Tensor,
         signal: TeacherDistribution,
-        hidden: Tensor,
         reference: Tensor | None,
         cut: TeacherDistribution | None,
     ) -> None:
         """Add the measures of a chunk that the richest part of the teacher's signal allows."""
         if signal.full is not None:
-            self._compare_full(student, ids, signal, hidden, reference)
+            self._compare_full(student, ids, signal, reference)
         elif signal.topk_ids is not None and signal.topk_logprobs is not None:
             self._compare_candidates(student, ids, signal, cut)
         elif signal.logprobs is not None:
@@ -248,7 +197,6 @@ class _RolloutMeter:
         logprobs: Tensor,
         ids: Tensor,
         signal: TeacherDistribution,
-        hidden: Tensor,
         reference: Tensor | None,
     ) -> None:
         student, teacher = share_pair(logprobs, signal)
@@ -278,12 +226,6 @@ class _RolloutMeter:
         divergence = merged.pop("reverse_kl")
         divergence = divergence if restricted is None else restricted
         self._add(divergence=divergence, **merged)
-        if self._control is not None:
-            weight = self._control.weight
-            self._add_gradients("coherence", student, teacher, weight)
-            distance = max(divergence.mean().item(), 1e-6)
-            control = self._control.predict(hidden, logprobs, distance)
-            self._add_gradients("control_coherence", logprobs, control, weight)
 
     def _compare_candidates(
         self,
@@ -322,15 +264,6 @@ class _RolloutMeter:
 
     def _add_advantage(self, student: Tensor, teacher: Tensor) -> None:
         self._add(teacher_event_logprobs=teacher, advantage=teacher - student)
-
-    def _add_gradients(self, name: str, student: Tensor, teacher: Tensor, weight: Tensor) -> None:
-        """Add up the gradients of KL(S || T) in the hidden states, and their norms."""
-        # The bucket of two vocabularies has no row of weights.
-        gradients = reverse_kl_gradient(student, teacher)[:, : len(weight)] @ weight
-        total = self._gradient_sums.get(name, torch.zeros(()))
-        self._gradient_sums[name] = total + gradients.sum(0).cpu()
-        norms = self._gradient_norms.get(name, 1e-12)
-        self._gradient_norms[name] = norms + gradients.norm(dim=-1).sum().item()
 
     def _sum_stops(self, logprobs: Tensor) -> Tensor:
         """Return the log-probability of any stop token, [T]."""

@@ -1,4 +1,4 @@
-"""The checks of the signal: overlap, distance, depth, noise, coherence."""
+"""The checks of the signal: overlap, distance, depth, noise."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,7 +30,6 @@ UNLIKELY_LOGPROB, MAX_UNLIKELY, MIN_CONCENTRATION = -10.0, 0.01, 0.01
 FIRST_BIN_TOKENS, MIN_PROMPTS = 16, 4
 MIN_AGREEMENT = 0.8
 MIN_SIGNAL_TO_NOISE = 100.0
-MIN_COHERENCE = 0.5
 
 
 def check_overlap(evidence: Evidence) -> CheckOutcome:
@@ -185,33 +184,6 @@ def check_noise(evidence: Evidence) -> CheckOutcome:
     )
     fix = _suggest_less_noise(evidence, ratio.mean)
     return CheckOutcome("warn", text, ratio, "signal to noise", fix)
-
-
-def check_coherence(evidence: Evidence) -> CheckOutcome:
-    """P14: Compare how far the tokens' gradients cancel each other with the same measure for a
-    random teacher."""
-    if not any(row.coherence is not None for row in evidence.measurements):
-        return skip_check(
-            evidence.no_signal_reason or "needs the teacher's whole distribution and a plain head"
-        )
-    coherence = evidence.estimate_rollout_mean(lambda row: row.coherence)
-    control = evidence.estimate_rollout_mean(lambda row: row.control_coherence)
-    ratio = evidence.estimate_rollout_mean(
-        lambda row: (
-            None
-            if row.coherence is None or not row.control_coherence
-            else row.coherence / row.control_coherence
-        )
-    )
-    if ratio is None or coherence is None or control is None:
-        return skip_check("the student is so certain of its tokens that their gradients are zero")
-    is_coherent = ratio.mean >= MIN_COHERENCE
-    text = (
-        f"the tokens of an answer pull {'together' if is_coherent else 'against each other'} "
-        f"({coherence.mean:.0%} of their gradients add up; "
-        f"{control.mean:.0%} for a random teacher as far away)"
-    )
-    return CheckOutcome("pass" if is_coherent else "warn", text, ratio, "of the control")
 
 
 def suggest_cold_start(evidence: Evidence) -> tuple[str, ...]:
