@@ -69,6 +69,12 @@ RULES: dict[str, Callable[[str], str]] = {
 STUDENT_STEPS = {"reverse": 150, "next": 110, "double": 150, "sort": 110}
 """Supervised steps after which a student is right in some of its answers."""
 
+TEACHER_STEPS = (700, 1000)
+"""Supervised steps after which a teacher is right in nearly all of its answers."""
+
+STEPS = 80
+"""Steps of a run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -143,7 +149,10 @@ def build_pair(models: Path, number: int) -> dict[str, Any]:
     facts = {"rule": rule, "shortest": shortest, "longest": longest, "seed": number}
     sizes = {"student": draw.choice([32, 48]), "teacher": draw.choice([64, 96])}
     fewest = STUDENT_STEPS[rule] * (4 if sizes["student"] == 32 else 3) // (3 if longest > 4 else 4)
-    steps = {"student": draw.randint(fewest, fewest * 3 // 2), "teacher": draw.choice([700, 1000])}
+    steps = {
+        "student": draw.randint(fewest, fewest * 3 // 2),
+        "teacher": draw.choice(TEACHER_STEPS),
+    }
     lessons = [
         Prompt(row["prompt"], (Message("user", row["prompt"]),), answer=row["answer"])
         for row in write_words(rule, shortest, longest, number)["train"][:LESSONS]
@@ -198,7 +207,7 @@ def draw_recipe(
         "rollout": {"n": answers, "max_new_tokens": longest + draw.choice([1, 3])},
         "objective": loss,
         "optimizer": {"learning_rate": draw.choice([0.0015, 0.002, 0.003]), "warmup_steps": 5},
-        "train": {"steps": 80, "prompts_per_step": 48 // answers, "threads": 1},
+        "train": {"steps": STEPS, "prompts_per_step": 48 // answers, "threads": 1},
         "evaluation": {"prompts": HELDOUT_ROWS, "temperature": 1.0, "every": 20},
     }
     if draw.random() < 0.1:

@@ -9,7 +9,7 @@ from practicum.run_dir import prepare_folder
 from practicum.runs.console import Console, JsonConsole
 from practicum.runs.progress import show_progress
 from practicum.studies.doctor import SHOWN_METHODS, CheckResult, Diagnosis, doctor
-from practicum.studies.doctor.diagnosis import name_file
+from practicum.studies.doctor.diagnosis import list_fixes, name_file
 from practicum.studies.doctor.findings import STATUS_ORDER, describe_skipped, format_interval
 from practicum.text import make_printable
 
@@ -82,9 +82,10 @@ def show(diagnosis: Diagnosis, source: str, overrides: Sequence[str], console: C
     console.event(make_printable(f"SFT, OPD or RL? {verdict.advice}"))
     for line in diagnosis.methods.render_lines(SHOWN_METHODS) if diagnosis.methods else ():
         console.event(make_printable(line))
-    if diagnosis.changes and verdict.word == "CHANGE-FIRST":
-        words = [source, *overrides, *diagnosis.changes]
-        console.event(make_printable(f"with all changes: practicum run {shlex.join(words)}"))
+    required = list_fixes(result for result in diagnosis.results if result.has_failed)
+    if required and verdict.word == "CHANGE-FIRST":
+        words = [source, *overrides, *required]
+        console.event(make_printable(f"with these changes: practicum run {shlex.join(words)}"))
 
 
 def _show_finding(result: CheckResult, console: Console) -> None:

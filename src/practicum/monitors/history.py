@@ -101,9 +101,15 @@ class StepView:
     @property
     def is_leaving(self) -> bool:
         """True if the student is twice as far from its teacher as in the first steps, without rewards."""
-        start, divergence = self.history.get_first("reverse_kl", 2), self.smooth("reverse_kl", 5)
-        has_moved = divergence is not None and divergence > 2.0 * fmean(start)
+        divergence = self.smooth("reverse_kl", 5)
+        has_moved = divergence is not None and divergence > 2.0 * self.start_divergence
         return has_moved and not self.facts.has_rewards
+
+    @property
+    def start_divergence(self) -> float:
+        """The mean divergence of the first two steps, unless the first update has ruined the second."""
+        start = self.history.get_first("reverse_kl", 2)
+        return min(fmean(start), 1.5 * max(start[0], 0.0))
 
     def get_last(self, name: str, count: int) -> Sequence[float]:
         """Return the newest values of a reading, this step's last."""

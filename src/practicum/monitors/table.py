@@ -32,12 +32,16 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The value of a reading, its baseline, and a score that breaks the rule from 1 on."""
+    """The value of a reading, its baseline, and a score that breaks the rule from 1 on.
+
+    `patch` is a remedy for the cause that the rule sees, before those of its monitor.
+    """
 
     reading: str
     value: float
     score: float
     baseline: float | None = None
+    patch: Patch | None = None
 
 
 Rule = Callable[[StepView, Thresholds], RuleResult | None]

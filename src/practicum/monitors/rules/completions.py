@@ -116,9 +116,9 @@ def judge_stops(view: StepView, limits: Thresholds) -> RuleResult | None:
     gap = view.row.get("stop_gap_p90")
     if gap is None:
         return None
-    # A student that is being destroyed stops anywhere: M29 reports it, and its remedy is another one.
-    score = 0.0 if view.is_leaving else gap / require_limit(limits.level)
-    return RuleResult("stop_gap_p90", gap, score)
+    # A student that is being destroyed stops anywhere, and no weights of tokens help it.
+    patch = patches.halve_learning_rate if view.is_leaving else None
+    return RuleResult("stop_gap_p90", gap, gap / require_limit(limits.level), patch=patch)
 
 
 @MONITORS.enter_as(

@@ -1,7 +1,7 @@
 """Rules about student and teacher: their distance, and whether the student can still learn."""
 
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 
 from practicum.monitors import patches
 from practicum.monitors.history import StepView
@@ -217,7 +217,7 @@ def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None
 @MONITORS.enter_as(
     "M29",
     "divergence",
-    "{change:g} times the mean divergence of the first two steps, and {level:g} nats above it",
+    "{change:g} times the divergence of the first two steps, and {level:g} nats above it",
     (patches.halve_learning_rate,),
     "python -m benchmarks settings: 0.13 to 1.18 in two steps at ten times the rate",
     level=0.2,
@@ -226,10 +226,10 @@ def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None
 def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The divergence to the teacher against the first two steps, if the objective uses no rewards."""
     # The baseline of ten steps is no use: too high a learning rate has ruined the student by then.
-    divergence, start = view.smooth("reverse_kl", 5), view.history.get_first("reverse_kl", 2)
+    divergence = view.smooth("reverse_kl", 5)
     if divergence is None or view.facts.has_rewards or view.step < 3:
         return None
-    base = fmean(start)
+    base = view.start_divergence
     ratio = divergence / (require_limit(limits.change) * max(base, TINY))
     score = min(ratio, (divergence - base) / require_limit(limits.level))
     return RuleResult("reverse_kl", divergence, score, base)

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,14 +45,8 @@ class Diagnosis:
 
     @property
     def changes(self) -> list[str]:
-        """The fixes of all checks that ask for a change, as overrides.
-
-        If two fixes set the same key, the first is kept.
-        """
-        checks = [result for result in self.results if result.needs_change]
-        changes = [change for result in checks for change in result.outcome.fix]
-        by_key = {change.partition("=")[0]: change for change in reversed(changes)}
-        return list(reversed(by_key.values()))
+        """The fixes of all checks that warn or fail, as overrides; see `list_fixes`."""
+        return list_fixes(self.results)
 
     def __repr__(self) -> str:
         changes = f"; changes: {', '.join(self.changes)}" if self.changes else ""
@@ -92,6 +86,13 @@ class Diagnosis:
         page_path = path.with_suffix(".html")
         write_text(page_path, render_page(content))
         return path, page_path
+
+
+def list_fixes(results: Iterable[CheckResult]) -> list[str]:
+    """List the fixes of the checks that ask for a change; of two for one key, the first is kept."""
+    changes = [change for result in results if result.needs_change for change in result.outcome.fix]
+    by_key = {change.partition("=")[0]: change for change in reversed(changes)}
+    return list(reversed(by_key.values()))
 
 
 def name_file(path: Path, name: str) -> Path:
