@@ -230,9 +230,9 @@ def draw_real_recipe(number: int) -> tuple[dict[str, Any], dict[str, list[dict[s
         ]
         for part in ("train", "heldout")
     }
-    shown = draw.sample([(13, 2), (4, 15), (14, 3), (5, 20), (3, 17), (6, 16)], k=4)
+    operands = draw.sample([(13, 2), (4, 15), (14, 3), (5, 20), (3, 17), (6, 16)], k=4)
     worked = [
-        {"prompt": f"What is {a} times {b}?", "answer": f"{a} * {b} = {a * b}"} for a, b in shown
+        {"prompt": f"What is {a} times {b}?", "answer": f"{a} * {b} = {a * b}"} for a, b in operands
     ]
     answers = draw.choice([1, 2])
     recipe = {
@@ -370,11 +370,11 @@ def _lower_rate(draft: Draft) -> None:
     draft.recipe["optimizer"]["learning_rate"] *= draft.choose(1e-4, 1e-3)
 
 
-def _heat_sampling(draft: Draft) -> None:
+def _raise_temperature(draft: Draft) -> None:
     draft.recipe["rollout"]["temperature"] = draft.choose(3.0, 6.0)
 
 
-def _cool_sampling(draft: Draft) -> None:
+def _lower_temperature(draft: Draft) -> None:
     draft.recipe["rollout"]["temperature"] = draft.choose(0.05, 0.01)
 
 
@@ -382,7 +382,7 @@ def _bend_target(draft: Draft) -> None:
     draft.recipe["objective"]["target"] = f"teacher(temperature={draft.choose(0.05, 5, 20)})"
 
 
-def _leak(draft: Draft) -> None:
+def _add_heldout_rows(draft: Draft) -> None:
     draft.measures = True
     what = draft.choose("with a full stop", "in capitals", "the same file")
     if what == "the same file":
@@ -421,9 +421,9 @@ def _take_other_teacher(draft: Draft) -> None:
     elif what == "the student":
         draft.get_section("teacher")["model"] = draft.get_section("student")["model"]
     elif what == "of another task":
-        other = (draft.pair + 1) % PAIRS
-        build_pair(draft.models, other)
-        draft.get_section("teacher")["model"] = str(draft.models / f"pair-{other}" / "teacher")
+        pair = (draft.pair + 1) % PAIRS
+        build_pair(draft.models, pair)
+        draft.get_section("teacher")["model"] = str(draft.models / f"pair-{pair}" / "teacher")
     else:
         model = AutoModelForCausalLM.from_pretrained(draft.copy_model("teacher"))
         torch.manual_seed(draft.pair + 1)
@@ -508,10 +508,10 @@ FAULTS: dict[str, Callable[[Draft], None]] = {
     "length": _shorten_answers,
     "rate too high": _raise_rate,
     "rate too low": _lower_rate,
-    "sampling too hot": _heat_sampling,
-    "sampling too cold": _cool_sampling,
+    "sampling too hot": _raise_temperature,
+    "sampling too cold": _lower_temperature,
     "target": _bend_target,
-    "leak": _leak,
+    "leak": _add_heldout_rows,
     "adapter": _attach_adapter,
     "checkpoint": _take_other_teacher,
     "dtype": _round_weights,

@@ -14,7 +14,7 @@ ROWS = Path(__file__).resolve().parents[1] / "results" / "verdicts.jsonl"
 SMALLEST_LOSS = 0.1
 """A run that ends less than this below its twin is not harmed by its fault."""
 
-ROUND, TUNING = 19, (0, 1, 2, 4)
+ROUND, TUNING = 19, range(8)
 """The setups of a round have each fault once. The thresholds were chosen with these rounds, and the others are for the report."""
 
 Row = Mapping[str, Any]
@@ -26,7 +26,7 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def label_rows(rows: Sequence[Row]) -> list[tuple[Row, bool]]:
+def mark_rows(rows: Sequence[Row]) -> list[tuple[Row, bool]]:
     """Return each row with True if its setup is broken; rows of harmless faults are left out.
 
     A fault breaks a setup if it is in the measurement, if it ends the run, or if the run loses half of its twin's gain
@@ -58,7 +58,7 @@ def rate_suspicion(row: Row) -> float:
 
 def render_verdicts(rows: Sequence[Row] | None = None) -> str:
     """Render the discrimination of the verdict in each half."""
-    labelled = label_rows(read_rows() if rows is None else rows)
+    labelled = mark_rows(read_rows() if rows is None else rows)
     groups: dict[str, Callable[[Row], bool]] = {
         "toys, used to choose thresholds": lambda row: (
             row["models"] == "toy" and not is_report(row)
@@ -79,9 +79,9 @@ def render_verdicts(rows: Sequence[Row] | None = None) -> str:
                 name,
                 f"{len(broken_rows)}, {len(healthy_rows)}",
                 "" if area is None else _format(area),
-                _share(broken_rows, _is_stopped),
-                _share(healthy_rows, _is_stopped),
-                _share(healthy_rows, lambda row: row["verdict"] == "GO"),
+                _format_share(broken_rows, _is_stopped),
+                _format_share(healthy_rows, _is_stopped),
+                _format_share(healthy_rows, lambda row: row["verdict"] == "GO"),
             ]
         )
     head = [
@@ -98,7 +98,7 @@ def render_verdicts(rows: Sequence[Row] | None = None) -> str:
 def render_faults(rows: Sequence[Row] | None = None) -> str:
     """Render how often each fault does harm, and what the doctor says to it."""
     rows = read_rows() if rows is None else rows
-    broken = {row["name"] for row, is_broken in label_rows(rows) if is_broken}
+    broken = {row["name"] for row, is_broken in mark_rows(rows) if is_broken}
     table = []
     for fault in dict.fromkeys(row["fault"] for row in rows if row["fault"]):
         setups = [row for row in rows if row["fault"] == fault]
@@ -119,7 +119,7 @@ def render_faults(rows: Sequence[Row] | None = None) -> str:
 
 def render_checks(rows: Sequence[Row] | None = None) -> str:
     """Render how often each check fails or warns among broken and healthy setups of the report."""
-    labelled = label_rows(read_rows() if rows is None else rows)
+    labelled = mark_rows(read_rows() if rows is None else rows)
     chosen = [(row, broken) for row, broken in labelled if is_report(row) and row["checks"]]
     table = []
     for check in CHECKS:
@@ -138,29 +138,29 @@ def render_checks(rows: Sequence[Row] | None = None) -> str:
 
 def split_runs(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Return the bad and the good runs: broken ones whose fault is not in the measurement, and healthy ones that gained."""
-    ran = [(row, broken) for row, broken in label_rows(rows) if row["alarms"] is not None]
+    ran = [(row, broken) for row, broken in mark_rows(rows) if row["alarms"] is not None]
     bad = [row for row, broken in ran if broken and not row["measures"]]
     good = [row for row, broken in ran if not broken and row["gain"] >= SMALLEST_LOSS]
     return bad, good
 
 
 def render_alarms(rows: Sequence[Row] | None = None) -> str:
-    """Render how often each monitor raises an alarm in bad and in good runs of the report."""
+    """Render how often any monitor, and each, raises an alarm in bad and in good runs of the report."""
     rows = [row for row in (read_rows() if rows is None else rows) if is_report(row)]
     bad, good = split_runs(rows)
-    table = [["any", *(_share(group, lambda row: bool(row["alarms"])) for group in (bad, good))]]
+    table = []
+    for models, title in (("toy", "any, toys"), ("smollm2", "any, the 135M model")):
+        groups = ([row for row in group if row["models"] == models] for group in (bad, good))
+        table.append(
+            [title, *(_format_share(group, lambda row: bool(row["alarms"])) for group in groups)]
+        )
     for name, monitor in MONITORS.items():
         counts = [sum(name in row["alarms"] for row in group) for group in (bad, good)]
         if any(counts):
-            table.append(
-                [
-                    f"{name} {monitor.name}",
-                    *(
-                        f"{count} of {len(group)}"
-                        for count, group in zip(counts, (bad, good), strict=True)
-                    ),
-                ]
+            shares = (
+                f"{count} of {len(group)}" for count, group in zip(counts, (bad, good), strict=True)
             )
+            table.append([f"{name} {monitor.name}", *shares])
     return render_table(["monitor", "bad runs with an alarm", "good runs with an alarm"], table)
 
 
@@ -168,7 +168,7 @@ def _is_stopped(row: Row) -> bool:
     return row["exit_code"] != 0
 
 
-def _share(rows: Sequence[Row], holds: Callable[[Row], bool]) -> str:
+def _format_share(rows: Sequence[Row], holds: Callable[[Row], bool]) -> str:
     count = sum(holds(row) for row in rows)
     return f"{count} of {len(rows)}: {_format(wilson(count, len(rows)))}" if rows else ""
 

@@ -36,7 +36,7 @@ ALARMS: list[dict[str, Any]] = [
 DOCTOR: dict[str, Any] = {
     "verdict": {
         "word": "GO",
-        "meaning": "no check found a problem",
+        "meaning": "no check failed",
         "exit_code": 0,
         "because": [],
         "advice": "",

@@ -504,7 +504,7 @@ def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Pa
     shutil.copytree(rich, tmp_path / "toy")
     shutil.move(tmp_path / "toy" / "doctor.json", tmp_path / "toy.doctor.json")
     found = build_page_parts(read_run(tmp_path / "toy")).html["doctor"]
-    assert "<b>GO</b> was predicted (no check found a problem)" in found
+    assert "<b>GO</b> was predicted (no check failed)" in found
     assert "-1.2 [-1.5, -0.9]" in found and "<code>student.stop=[2]</code>" in found
     edit(
         tmp_path / "toy.doctor.json",

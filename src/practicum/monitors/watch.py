@@ -8,10 +8,10 @@ from typing import Any
 
 from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.history import HELDOUT, History, StepView
-from practicum.monitors.patches import round_digits
+from practicum.monitors.patches import Patch, round_digits
 from practicum.monitors.readings import compute_readings
 from practicum.monitors.settings import ACTIONS, MonitorSettings, parse_factor
-from practicum.monitors.table import MONITORS, Monitor, RuleResult, Thresholds, find_monitor
+from practicum.monitors.table import MONITORS, Monitor, Thresholds, find_monitor
 from practicum.ports.gate import call_part
 from practicum.types import Metrics, StepResult
 
@@ -146,7 +146,7 @@ class Watch:
             n=int(view.row.get("rollouts", 0)),
             rule=f"{rule}, in {persistence} {unit} in a row" if persistence > 1 else rule,
             action=action,
-            patch=self._patch(monitor, result),
+            patch=self._patch(monitor, result.patch),
             set=self._change_numbers(settings.set),
         )
 
@@ -173,9 +173,9 @@ class Watch:
         state.action = action
         return action
 
-    def _patch(self, monitor: Monitor, result: RuleResult) -> list[str]:
-        """Return the first patch of the result or monitor that the recipe accepts, as overrides."""
-        for patch in filter(None, (result.patch, *monitor.patches)):
+    def _patch(self, monitor: Monitor, cause: Patch | None = None) -> list[str]:
+        """Return the first patch, that of a known cause before the monitor's, that the recipe accepts."""
+        for patch in filter(None, (cause, *monitor.patches)):
             changes = patch(self._recipe) or {}
             overrides = [
                 f"{path}={value if isinstance(value, str) else json.dumps(value)}"

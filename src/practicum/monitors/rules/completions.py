@@ -82,7 +82,7 @@ def judge_length(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M7",
     "length hacking",
-    "{level:g} nats and twice its error above all unrepeated tokens, with 0.05 more of the tokens "
+    "{level:g} nats and twice its error above all unrepeated tokens, with 0.1 more of the tokens "
     "repeated than at the start",
     (patches.add_dataset_answers, patches.halve_learning_rate),
     "2604.08527",
@@ -96,7 +96,7 @@ def judge_length_hacking(view: StepView, limits: Thresholds) -> RuleResult | Non
         return None
     gap, error, share = readings
     # Some tasks have repeated letters in their answers from the start.
-    score = min(gap / require_limit(limits.level), (share - base) / 0.05)
+    score = min(gap / require_limit(limits.level), (share - base) / 0.1)
     score = score if gap > 2 * error else 0.0
     return RuleResult("repeated_gap", gap, score)
 
@@ -127,7 +127,7 @@ def judge_stops(view: StepView, limits: Thresholds) -> RuleResult | None:
     "{change:g} times the baseline in the last bin of positions, the first being flat",
     (patches.halve_completions, patches.train_on_prefix, patches.halve_learning_rate),
     "2604.13016, section 6.1",
-    change=2.0,
+    change=3.0,
 )
 def judge_tail_entropy(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Entropy rises at the end of long completions and not at their beginning."""

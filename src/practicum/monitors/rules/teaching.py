@@ -220,8 +220,9 @@ def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None
     "{change:g} times the divergence of the first two steps, and {level:g} nats above it",
     (patches.halve_learning_rate,),
     "python -m benchmarks settings: 0.13 to 1.18 in two steps at ten times the rate",
-    level=0.2,
+    level=0.5,
     change=2.0,
+    persistence=4,
 )
 def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The divergence to the teacher against the first two steps, if the objective uses no rewards."""

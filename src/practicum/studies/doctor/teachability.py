@@ -151,7 +151,7 @@ def check_pass_rates(evidence: Evidence) -> CheckOutcome:
     rewards = list(evidence.group_rewards(evidence.rollouts).values())
     if not rewards:
         return skip_check("the task has no verifier")
-    if _compares_lone_answers(evidence):
+    if _has_lone_answers(evidence):
         text = "the reward compares the answers to a prompt, and each prompt has one answer"
         return CheckOutcome("fail", text, fix=("rollout.n=8",))
     if evidence.samples < 2:
@@ -173,7 +173,7 @@ def check_pass_rates(evidence: Evidence) -> CheckOutcome:
     return CheckOutcome("warn", text, share, "of prompts", fix)
 
 
-def _compares_lone_answers(evidence: Evidence) -> bool:
+def _has_lone_answers(evidence: Evidence) -> bool:
     """Return True if all that the objective learns from is a comparison of one answer with itself."""
     terms, rollout = evidence.plan.objective.losses, evidence.recipe.rollout
     advantages = [ADVANTAGES[term.signal.outcome] for term in terms if term.signal.outcome]

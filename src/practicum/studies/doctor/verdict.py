@@ -148,7 +148,7 @@ GO = Rule(
     # GO rests on the checks of teacher and start; without them the verdict is still GO.
     lambda result: result.check.role in ("teacher", "start") and result.outcome.status == "pass",
     "otherwise",
-    "no check found a problem",
+    "no check failed",
     0,
 )
 
