@@ -78,7 +78,7 @@ STEPS = 80
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A recipe, the recipe that judges its students, and what was done to it."""
+    """A recipe, the recipe that judges its students, and its fault."""
 
     name: str
     fault: str
@@ -91,7 +91,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Draft:
-    """A setup while it is made: the folder of its own files, its parts, and a source of chance."""
+    """A setup while it is made: its folder, its parts, and a random generator."""
 
     folder: Path
     recipe: dict[str, Any]
@@ -108,7 +108,7 @@ class Draft:
         return self.pair < 0
 
     def get_section(self, side: str) -> dict[str, Any]:
-        """Return the section of a side that names its model, inside of what is around it."""
+        """Return the section that names the model of a side, inside any wrapping teacher."""
         section = self.recipe[side]
         while "teacher" in section:
             section = section["teacher"]
@@ -260,7 +260,7 @@ def draw_real_recipe(number: int) -> tuple[dict[str, Any], dict[str, list[dict[s
 
 
 def build_setup(place: Path, number: int, fault: str = "", keep_runs: bool = False) -> Setup:
-    """Write the files of a setup into a folder of its own, and return it; `keep_runs` keeps other files there."""
+    """Write the files of a setup into its folder, and return it; `keep_runs` keeps existing files."""
     models = place / "models"
     is_real = number >= REAL
     recipe, rows = draw_real_recipe(number) if is_real else draw_recipe(models, number)
@@ -305,7 +305,7 @@ def _break_student_template(draft: Draft) -> None:
 
 
 def _permute_tokens(draft: Draft) -> None:
-    """Write the teacher's letters under other ids, in its tokenizer alone or in both of tokenizer and weights."""
+    """Permute the teacher's letters, in its tokenizer or in its weights."""
     folder = draft.copy_model("teacher")
     what = draft.choose("other ids", "other weights")
     path = folder / "tokenizer.json"

@@ -15,7 +15,7 @@ SMALLEST_LOSS = 0.1
 """A run that ends less than this below its twin is not harmed by its fault."""
 
 ROUND, TUNING = 19, range(8)
-"""The setups of a round have each fault once. The thresholds were chosen with these rounds, and the others are for the report."""
+"""Setups per round, which has each fault once, and the rounds that were used to choose thresholds."""
 
 Row = Mapping[str, Any]
 
@@ -96,7 +96,7 @@ def render_verdicts(rows: Sequence[Row] | None = None) -> str:
 
 
 def render_faults(rows: Sequence[Row] | None = None) -> str:
-    """Render how often each fault does harm, and what the doctor says to it."""
+    """Render how often each fault does harm, and the doctor's verdicts on it."""
     rows = read_rows() if rows is None else rows
     broken = {row["name"] for row, is_broken in mark_rows(rows) if is_broken}
     table = []
@@ -137,7 +137,7 @@ def render_checks(rows: Sequence[Row] | None = None) -> str:
 
 
 def split_runs(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the bad and the good runs: broken ones whose fault is not in the measurement, and healthy ones that gained."""
+    """Return the bad and the good runs: broken ones with a fault outside the measurement, and healthy ones that gained."""
     ran = [(row, broken) for row, broken in mark_rows(rows) if row["alarms"] is not None]
     bad = [row for row, broken in ran if broken and not row["measures"]]
     good = [row for row, broken in ran if not broken and row["gain"] >= SMALLEST_LOSS]

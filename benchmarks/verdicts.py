@@ -4,8 +4,8 @@
 
 Each number is a pair of setups: a healthy one, and its twin with one fault. Of both the doctor gives a verdict, and a run gives its
 alarms and its gain: the accuracy after minus before, judged by the rows, the template and the length of the healthy setup. The
-results have one line for each setup; a second command continues after a stop. With `--again`, the doctor examines the setups anew,
-or the monitors judge the stored steps anew, and nothing is trained. `--record` writes the lines into results/verdicts.jsonl.
+results have one line for each setup; a second command continues after a stop. With `--again`, the doctor examines the setups again,
+or the monitors judge the stored steps again, and nothing is trained. `--record` writes the lines into results/verdicts.jsonl.
 
 `benchmarks.verdict_tables` says which setups count as broken, and which of them were used to choose thresholds.
 """
