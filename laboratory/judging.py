@@ -2,15 +2,35 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Literal
 
 from laboratory.results import Results
-from laboratory.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie, Warned
-from practicum.statistics import Interval, contains_zero, t_interval
+from laboratory.study import (
+    Better,
+    Claim,
+    Cost,
+    Ratio,
+    Reaches,
+    Rises,
+    Robust,
+    Test,
+    Tie,
+    Warned,
+    get_arms,
+)
+from practicum.statistics import Interval, contains_zero, t_interval, t_test
 
-Answer = Literal["yes", "no", "unresolved", "missing"]
-Verdict = Literal["holds", "holds in part", "does not hold here", "not resolved", "not run"]
+Answer = Literal["yes", "no", "contrary", "unresolved", "missing"]
+Verdict = Literal[
+    "holds",
+    "holds in part",
+    "does not hold here",
+    "the contrary holds here",
+    "not resolved",
+    "not run",
+]
 
 _SIGNED, _PLAIN = "{:+.3f}".format, "{:.3g}".format
 """Formats of an interval."""
@@ -18,29 +38,45 @@ _SIGNED, _PLAIN = "{:+.3f}".format, "{:.3g}".format
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of a test: its answer, and a line with its number and 95 % interval over seeds."""
+    """The result of a test: its answer, and a line with its number and 95 % interval over seeds.
+
+    `p` is the two-sided p of no difference over seeds; None for a test without a difference.
+    """
 
     answer: Answer
     text: str
+    p: float | None = None
 
 
 def judge_claim(claim: Claim, results: Results) -> tuple[Verdict, list[Judgement]]:
     """Return the verdict on a claim, and the judgement of each of its tests."""
-    judgements = [judge_test(test, results) for test in claim.tests]
+    judgements = [judge_test(test, results) for test in _add_equal_costs(claim.tests, results)]
     return combine_answers([judgement.answer for judgement in judgements]), judgements
 
 
+def _add_equal_costs(tests: Sequence[Test], results: Results) -> list[Test]:
+    """Return the tests, and each comparison after equal steps also at equal operations."""
+    added = []
+    for test in tests:
+        if not isinstance(test, Better | Tie) or test.at != "end" or test.measure != "accuracy":
+            continue
+        if results.curves.keys() >= {*get_arms(test)}:
+            added.append(test.model_copy(update={"at": "equal_flops"}))
+    return [*tests, *(test for test in added if test not in tests)]
+
+
 def combine_answers(answers: Sequence[Answer]) -> Verdict:
-    """Return the verdict of all tests: a claim holds if all pass, and in part if one passes."""
+    """Return the verdict of all tests: the first decides, and the others limit a claim that holds."""
     if all(answer == "missing" for answer in answers):
         return "not run"
     if all(answer == "yes" for answer in answers):
         return "holds"
-    if "yes" in answers:
-        return "holds in part"
-    return (
-        "not resolved" if "unresolved" in answers or "missing" in answers else "does not hold here"
-    )
+    by_first: dict[Answer, Verdict] = {
+        "yes": "holds in part",
+        "no": "does not hold here",
+        "contrary": "the contrary holds here",
+    }
+    return by_first.get(answers[0], "not resolved")
 
 
 def judge_test(test: Test, results: Results) -> Judgement:
@@ -65,13 +101,15 @@ def _judge_interval(
         mean = render(Interval(values[0], values[0], values[0])).split(" [")[0]
         seeds = "one seed" if interval is None else "two equal seeds"
         return Judgement("unresolved", f"{label}: {mean} ({seeds})")
-    return Judgement(decide(interval), f"{label}: {render(interval)}")
+    return Judgement(decide(interval), f"{label}: {render(interval)}", t_test(values))
 
 
 def _judge_better(test: Better, results: Results) -> Judgement:
     def decide(interval: Interval) -> Answer:
         if interval.low > 0 and interval.mean >= test.by:
             return "yes"
+        if interval.high < 0:
+            return "contrary"
         is_worse = interval.high < test.by or (test.by == 0 and interval.high <= 0)
         return "no" if is_worse else "unresolved"
 
@@ -80,12 +118,25 @@ def _judge_better(test: Better, results: Results) -> Judgement:
 
 def _judge_tie(test: Tie, results: Results) -> Judgement:
     def decide(interval: Interval) -> Answer:
+        # A margin of half of what was learned or more would call anything a tie.
+        if test.within >= _measure_rise(test.tie, test.measure, results) / 2:
+            return "unresolved"
         if -test.within <= interval.low and interval.high <= test.within:
             return "yes"
         is_apart = interval.low > test.within or interval.high < -test.within
         return "no" if is_apart else "unresolved"
 
     return _judge_difference(test.tie, test, results, decide)
+
+
+def _measure_rise(arms: tuple[str, str], measure: str, results: Results) -> float:
+    """Return the larger mean rise of two arms from start to end; infinite if it is not known."""
+    if measure != "accuracy":
+        return math.inf
+    ends = (results.get_values(arm, measure) for arm in arms)
+    starts = (results.get_values(arm, measure, "start") for arm in arms)
+    rises = [_subtract(end, start) for end, start in zip(ends, starts, strict=True)]
+    return max((fmean(rise) for rise in rises if rise), default=math.inf)
 
 
 def _judge_difference(
@@ -103,9 +154,15 @@ def _judge_reaches(test: Reaches, results: Results) -> Judgement:
     values = list(results.get_values(test.reaches, test.measure, test.at).values())
     label = f"{test.reaches}, {_format_measure(test.measure, test.at)}"
     render = _format_share if test.measure.startswith(("accuracy", "pass@")) else _PLAIN
-    return _judge_interval(
-        label, values, lambda interval: _check_bounds(interval, test.least, test.most), render
-    )
+
+    def decide(interval: Interval) -> Answer:
+        answer = _check_bounds(interval, test.least, test.most)
+        is_within = (test.least is None or interval.low >= test.least) and (
+            test.most is None or interval.high <= test.most
+        )
+        return "unresolved" if answer == "yes" and not is_within else answer
+
+    return replace(_judge_interval(label, values, decide, render), p=None)
 
 
 def _check_bounds(interval: Interval, least: float | None, most: float | None) -> Answer:
@@ -205,14 +262,21 @@ def _judge_robust(test: Robust, results: Results) -> Judgement:
         return Judgement("missing", f"{label}: not run")
     best = max(scores, key=lambda rate: scores[rate])
     # 0.1 % of tolerance: learning rates are decimal fractions, and 0.003 / 3 is not quite 0.001.
-    neighbours = [
-        score
+    neighbours = {
+        rate: score
         for rate, score in scores.items()
         if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
-    ]
-    worst = min(neighbours)
-    is_robust = scores[best] - worst <= test.loses and len(neighbours) > 1
+    }
+    worst = min(neighbours.values())
+    is_robust = scores[best] - worst <= test.loses
     text = f"{label}: {worst:.2f} to {scores[best]:.2f}, best at {best:g}"
+    missing = [
+        side
+        for side, rate in (("lower", min(neighbours)), ("higher", max(neighbours)))
+        if rate == best
+    ]
+    if is_robust and missing:
+        return Judgement("unresolved", f"{text}; no {' or '.join(missing)} rate was tried")
     return Judgement("yes" if is_robust else "no", text)
 
 

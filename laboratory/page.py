@@ -14,25 +14,41 @@ from laboratory.study import (
     list_measures,
     list_start_measures,
 )
-from practicum.statistics import t_interval
+from practicum.statistics import holm, t_interval
 
 COST = "spent/flops"
 
+LEVEL = 0.05
+"""The p value below which a difference counts after Holm's correction."""
+
 
 def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
-    """Return a table of the claims of all stored studies with their verdicts."""
-    rows = [
-        [
-            claim.claim,
-            f"[{study.name}](evidence/{name_page(study)})",
-            _cite(claim),
-            f"**{judge_claim(claim, stored[study.name])[0]}**",
-        ]
+    """Return a table of the claims of all stored studies, with their verdicts and the p value of the deciding test."""
+    judged = [
+        (study, claim, *judge_claim(claim, stored[study.name]))
         for study in studies
         if study.name in stored
         for claim in study.spec.claims
     ]
-    return _render_table(["claim", "study", "paper", "verdict"], rows)
+    # Every difference on the pages is one more chance of a false one.
+    all_p = [judgement.p for *_, judgements in judged for judgement in judgements]
+    adjusted = iter(holm([p for p in all_p if p is not None]))
+    rows, survivors, differences = [], 0, 0
+    for study, claim, verdict, judgements in judged:
+        by_test = [None if judgement.p is None else next(adjusted) for judgement in judgements]
+        tested = [p for p in by_test if p is not None]
+        survivors, differences = (
+            survivors + sum(p < LEVEL for p in tested),
+            differences + len(tested),
+        )
+        link = f"[{study.name}](evidence/{name_page(study)})"
+        p = "" if by_test[0] is None else f"{by_test[0]:.2g}"
+        rows.append([claim.claim, link, _cite(claim), f"**{verdict}**", p])
+    sentence = (
+        f"Of {differences} differences, ratios and rises on these pages, {survivors} have p < {LEVEL} after Holm's "
+        "correction for their number. The last column is the corrected p of the test that decides.\n\n"
+    )
+    return sentence + _render_table(["claim", "study", "paper", "verdict", "p (Holm)"], rows)
 
 
 def name_page(study: LoadedReproduction) -> str:

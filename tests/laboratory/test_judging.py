@@ -44,7 +44,7 @@ CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
             "one - other, accuracy: +0.107 [+0.092, +0.121]",
         ),
         (Better(better="one", than="other", by=0.2), CLOSE, "no", "+0.107"),
-        (Better(better="other", than="one"), CLOSE, "no", "-0.107"),
+        (Better(better="other", than="one"), CLOSE, "contrary", "-0.107"),
         (
             Better(better="one", than="other"),
             {"one": [0.5, 0.9, 0.7], "other": [0.6] * 3},
@@ -74,7 +74,9 @@ CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
         (Tie(tie=("one", "other"), within=0.2), CLOSE, "yes", "+0.107"),
         (Tie(tie=("one", "other"), within=0.05), CLOSE, "no", "+0.107"),
         (Tie(tie=("one", "other"), within=0.11), CLOSE, "unresolved", "+0.107"),
-        (Reaches(reaches="one", least=0.8), CLOSE, "yes", "one, accuracy: 0.81 [0.785, 0.835]"),
+        (Reaches(reaches="one", least=0.7), CLOSE, "yes", "one, accuracy: 0.81 [0.785, 0.835]"),
+        (Reaches(reaches="one", least=0.8), CLOSE, "unresolved", "0.81 [0.785, 0.835]"),
+        (Tie(tie=("one", "other"), within=0.5), CLOSE, "unresolved", "+0.107"),
         (Reaches(reaches="one", least=0.9), CLOSE, "no", "0.81"),
         (Reaches(reaches="one", most=0.5), CLOSE, "no", "0.81"),
         (Rises(rises="one", by=0.5), CLOSE, "yes", "one, accuracy from start to end: +0.810"),
@@ -154,11 +156,13 @@ def test_an_arm_that_never_arrives_gives_a_lower_bound():
 def test_a_robust_arm_loses_little_near_its_best_learning_rate():
     rows = [
         {"arm": "one", "learning_rate": rate, "accuracy": score}
-        for rate, score in ((1e-3, 0.9), (3e-3, 0.85), (1e-2, 0.0))
+        for rate, score in ((1e-3, 0.9), (3e-3, 0.85), (1e-2, 0.0), (5e-4, 0.88))
     ]
     found = judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
     assert found.answer == "yes"
     assert "0.85 to 0.90, best at 0.001" in found.text
+    edge = judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows[:3]))
+    assert edge.answer == "unresolved" and "no lower rate was tried" in edge.text
     rows[1] = {**rows[1], "accuracy": 0.5}
     assert (
         judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer
@@ -171,15 +175,31 @@ def test_a_robust_arm_loses_little_near_its_best_learning_rate():
     ), "a failed run is a zero"
 
 
+def test_a_comparison_after_equal_steps_is_also_made_at_equal_operations():
+    arms = results(one=[0.80, 0.82, 0.81], cheap=[0.60, 0.61, 0.60])
+    for curve in arms.curves["cheap"].values():
+        curve[:] = [
+            Point({**point.spent, "flops": point.spent["flops"] / 2}, point.accuracy)
+            for point in curve
+        ]
+    claim = Claim(claim="c", paper="1", theirs="t", tests=(Better(better="one", than="cheap"),))
+    verdict, judgements = judge_claim(claim, arms)
+    assert [judgement.answer for judgement in judgements] == ["yes", "contrary"]
+    assert verdict == "holds in part" and "at equal FLOPs: -0.198" in judgements[1].text
+    both = (*claim.tests, Better(better="one", than="cheap", at="equal_flops"))
+    assert len(judge_claim(claim.model_copy(update={"tests": both}), arms)[1]) == 2
+
+
 def test_a_claim_holds_where_all_of_its_tests_do():
     assert combine_answers(["yes", "yes"]) == "holds"
     assert (
         combine_answers(["yes", "no"]) == combine_answers(["yes", "unresolved"]) == "holds in part"
     )
-    assert combine_answers(["no", "no"]) == "does not hold here"
+    assert combine_answers(["no", "yes"]) == "does not hold here", "the first test decides"
+    assert combine_answers(["contrary", "yes"]) == "the contrary holds here"
     assert (
-        combine_answers(["no", "unresolved"]) == combine_answers(["unresolved"]) == "not resolved"
-    )
+        combine_answers(["unresolved", "yes"]) == combine_answers(["missing", "yes"])
+    ) and combine_answers(["unresolved"]) == "not resolved"
     assert combine_answers(["missing", "missing"]) == "not run"
 
 
