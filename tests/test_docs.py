@@ -932,6 +932,24 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in _anchors(file), f"{page.name} links to {target}"
 
 
+def test_the_numbers_of_the_conclusions_are_on_the_pages_of_their_studies() -> None:
+    """A number may be rounded further than on the page."""
+    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
+    conclusions = page.partition("## Conclusions")[2].partition("## Claims")[0]
+    missing, count = [], 0
+    for row in (line for line in conclusions.splitlines() if line.startswith("| **")):
+        question, result, studies = row.strip("| ").split(" | ")
+        numbers = {0.0}
+        for name in re.findall(r"\((evidence/[\w-]+\.md)\)", studies):
+            text = (ROOT / "docs" / name).read_text("utf-8")
+            for number in map(float, re.findall(r"\d+(?:\.\d+)?", text)):
+                numbers |= {number, *(round(number, digits) for digits in (1, 2, 3))}
+        used = [float(number) for number in re.findall(r"(?<![\d.])\d\.\d+", result)]
+        missing += [(question, number) for number in used if number not in numbers]
+        count += len(used)
+    assert count > 50 and not missing
+
+
 def test_the_pages_stay_short():
     written, made = 0, 0
     for page in DOCS.glob("**/*.md"):
