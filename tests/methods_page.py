@@ -16,7 +16,7 @@ from practicum.recipe import (
     read_recipe,
 )
 from practicum.recipe.methods import describe_axes
-from practicum.statistics import contains_zero, t_interval
+from practicum.statistics import contains_zero, holm, t_interval, t_test
 
 PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
 TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
@@ -126,6 +126,25 @@ def controls() -> list[list[str]]:
         ]
         found.append([_link(name), f"`{describe_axes(control)['loss']}`", *gains])
     return found
+
+
+def count_controls() -> str:
+    """Count the recipes in which the teacher adds to the gain, costs, or makes no resolved difference."""
+    differences = [
+        [one - other for one, other in zip(_gains(line), _gains(control), strict=True)]
+        for name in PAPERS
+        if (line := _line(name)) and (control := _control_line(name))
+    ]
+    intervals = [t_interval(values) for values in differences]
+    resolved = [interval for interval in intervals if interval and not contains_zero(interval)]
+    adds_count = sum(interval.mean > 0 for interval in resolved)
+    p_values = [p for values in differences if (p := t_test(values)) is not None]
+    corrected = sum(p < 0.05 for p in holm(p_values))
+    return (
+        f"Of {len(differences)} recipes with a control, the teacher adds in {adds_count}, costs in "
+        f"{len(resolved) - adds_count}, and makes no resolved difference in {len(differences) - len(resolved)}. "
+        f"{corrected} differences have p < 0.05 after Holm's correction for their number."
+    )
 
 
 def _gain(line: dict[str, Any]) -> str:

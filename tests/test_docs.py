@@ -255,7 +255,7 @@ def _controls() -> str:
         "gain with the teacher off",
         "what the teacher adds, 95 % over seeds",
     ]
-    return _table(head, methods_page.controls())
+    return f"{methods_page.count_controls()}\n\n{_table(head, methods_page.controls())}"
 
 
 def _teams() -> str:
