@@ -128,22 +128,34 @@ def controls() -> list[list[str]]:
     return found
 
 
-def count_controls() -> str:
-    """Count the recipes in which the teacher adds to the gain, costs, or makes no resolved difference."""
-    differences = [
-        [one - other for one, other in zip(_gains(line), _gains(control), strict=True)]
+def measure_effects() -> dict[str, list[float]]:
+    """Return the differences of the gain with and without the teacher, over seeds, of each recipe with a control."""
+    return {
+        name: [one - other for one, other in zip(_gains(line), _gains(control), strict=True)]
         for name in PAPERS
         if (line := _line(name)) and (control := _control_line(name))
-    ]
-    intervals = [t_interval(values) for values in differences]
-    resolved = [interval for interval in intervals if interval and not contains_zero(interval)]
-    adds_count = sum(interval.mean > 0 for interval in resolved)
-    p_values = [p for values in differences if (p := t_test(values)) is not None]
+    }
+
+
+def name_effect(differences: list[float]) -> str:
+    """Return the value of a recipe's `teacher_effect`."""
+    found = t_interval(differences)
+    if found is None or contains_zero(found):
+        return "not_shown"
+    return "helps" if found.mean > 0 else "harms"
+
+
+def count_controls() -> str:
+    """Count the recipes in which the teacher adds to the gain, costs, or makes no resolved difference."""
+    effects = measure_effects()
+    names = [name_effect(differences) for differences in effects.values()]
+    p_values = [p for differences in effects.values() if (p := t_test(differences)) is not None]
     corrected = sum(p < 0.05 for p in holm(p_values))
     return (
-        f"Of {len(differences)} recipes with a control, the teacher adds in {adds_count}, costs in "
-        f"{len(resolved) - adds_count}, and makes no resolved difference in {len(differences) - len(resolved)}. "
-        f"{corrected} differences have p < 0.05 after Holm's correction for their number."
+        f"Of {len(names)} recipes with a control, the teacher adds in {names.count('helps')}, costs in "
+        f"{names.count('harms')}, and makes no resolved difference in {names.count('not_shown')}. "
+        f"{corrected} differences have p < 0.05 after Holm's correction for their number. "
+        "`practicum ls recipes` shows the result next to each of these recipes."
     )
 
 

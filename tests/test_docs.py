@@ -932,6 +932,19 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in _anchors(file), f"{page.name} links to {target}"
 
 
+def test_a_recipe_states_the_measured_effect_of_its_teacher() -> None:
+    measured = {
+        name: methods_page.name_effect(differences)
+        for name, differences in methods_page.measure_effects().items()
+    }
+    stated = {
+        name: effect
+        for name in recipe.list_recipe_names()
+        if (effect := recipe.read_recipe(recipe.find_recipe(name)).get("teacher_effect"))
+    }
+    assert stated == measured
+
+
 def test_the_numbers_of_the_conclusions_are_on_the_pages_of_their_studies() -> None:
     """A number may be rounded further than on the page."""
     page = (ROOT / "docs" / "evidence.md").read_text("utf-8")

@@ -25,7 +25,8 @@ def show_waiting() -> Iterator[None]:
 def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
     """Print names with their summaries, under a heading for each group; as JSON one object per line.
 
-    Papers are in brackets, with a mark if the recipe is reduced; only the JSON has the methods.
+    Papers are in brackets, with a mark if the recipe is reduced, and the measured effect of the teacher
+    if it was compared with the reward alone; only the JSON has the methods.
     """
     if as_json:
         for row in rows:
@@ -37,7 +38,8 @@ def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
         if row.get("group", "") != heading:
             print(*([""] if heading else []), row["group"], sep="\n")
             heading = row["group"]
-        notes = [row.get("paper", ""), "reduced" if row.get("reduced") else ""]
+        effect = f"teacher: {row['teacher_effect']}" if row.get("teacher_effect") else ""
+        notes = [row.get("paper", ""), "reduced" if row.get("reduced") else "", effect]
         notes_text = ", ".join(filter(None, notes))
         indent = "  " if heading else ""
         line = f"{indent}{row['name']:<{width}}  {row['summary']}"

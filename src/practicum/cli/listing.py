@@ -90,6 +90,7 @@ def _list_recipes(family: str | None) -> list[dict[str, str]]:
                 "summary": recipe_data["about"],
                 "paper": str(recipe_data.get("paper", "")),
                 "reduced": str(recipe_data.get("reduced", "")),
+                "teacher_effect": str(recipe_data.get("teacher_effect", "")).replace("_", " "),
                 "method": " -> ".join(stages) or describe_method(load_recipe(name)),
             }
         )

@@ -25,7 +25,7 @@ NUMBERS = ("optimizer", "train", "rollout", "evaluation", "backend", "prompt_tok
 """The sections of a setting that only fit its own student."""
 
 
-REPRODUCTION = ("paper", "claim", "differs", "formula", "reduced")
+REPRODUCTION = ("paper", "claim", "differs", "formula", "reduced", "teacher_effect")
 """The words that are true only with the recipe's own setting."""
 
 

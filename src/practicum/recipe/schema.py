@@ -42,7 +42,17 @@ from practicum.rollouts import NOTE_KINDS, list_writer_problems
 from practicum.rollouts.sources import function
 from practicum.types import FrozenConfig
 
-WORDS = ("about", "family", "paper", "claim", "differs", "formula", "reduced", "slot")
+WORDS = (
+    "about",
+    "family",
+    "paper",
+    "claim",
+    "differs",
+    "formula",
+    "reduced",
+    "teacher_effect",
+    "slot",
+)
 """Fields that describe a recipe; they change no computation."""
 
 ScorerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
@@ -80,6 +90,10 @@ class Recipe(FrozenConfig):
     )
     reduced: str | None = Field(
         default=None, description="parts typical of the paper that are missing here"
+    )
+    teacher_effect: Literal["helps", "not_shown", "harms"] | None = Field(
+        default=None,
+        description="measured effect of the teacher on the gain, against the reward alone",
     )
     slot: str | None = Field(
         default=None, description="place in a pipeline, such as cold_start or consolidation"

@@ -16,8 +16,8 @@ HAS_STATE = (
     "change it in a new stage of a pipeline"
 )
 MAY_CHANGE = re.compile(
-    r"(optimizer|train|monitors|about|family|paper|claim|differs|formula|reduced|slot|base_dir|tracking"
-    r"|prices|rollout\.(n|max_new_tokens|temperature|top_p|top_k|replay_size)|evaluation\.every"
+    r"(optimizer|train|monitors|about|family|paper|claim|differs|formula|reduced|teacher_effect|slot|base_dir"
+    r"|tracking|prices|rollout\.(n|max_new_tokens|temperature|top_p|top_k|replay_size)|evaluation\.every"
     r"|backend\.(micro_batch_tokens|graph_mib|chunk_tokens|sampling_batch|decoding))(\..*)?"
     r"|(student|teacher|reference)\.(\S+\.)?(device|residency)"
 )
