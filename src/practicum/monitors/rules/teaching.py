@@ -221,7 +221,7 @@ def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None
     (patches.halve_learning_rate,),
     "python -m benchmarks settings: 0.13 to 1.18 in two steps at ten times the rate",
     level=0.5,
-    change=2.0,
+    change=1.8,
     persistence=4,
 )
 def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
