@@ -109,8 +109,8 @@ def render_faults(rows: Sequence[Row] | None = None) -> str:
         table.append(
             [
                 fault,
-                f"{len(harmed)} of {len(setups)}",
-                f"{stopped} of {len(harmed)}",
+                f"{len(harmed)}/{len(setups)}",
+                f"{stopped}/{len(harmed)}",
                 ", ".join(counts),
             ]
         )
@@ -130,8 +130,8 @@ def render_checks(rows: Sequence[Row] | None = None) -> str:
                     row for row, broken in chosen if broken == group and check.id in row["checks"]
                 ]
                 count = sum(row["checks"][check.id][0] == status for row in members)
-                cells.append(f"{count} of {len(members)}")
-        if any(not cell.startswith("0 ") for cell in cells):
+                cells.append(f"{count}/{len(members)}")
+        if any(not cell.startswith("0/") for cell in cells):
             table.append([f"{check.id} {check.name}", *cells])
     return render_table(["check", "fails: broken", "healthy", "warns: broken", "healthy"], table)
 
@@ -158,7 +158,7 @@ def render_alarms(rows: Sequence[Row] | None = None) -> str:
         counts = [sum(name in row["alarms"] for row in group) for group in (bad, good)]
         if any(counts):
             shares = (
-                f"{count} of {len(group)}" for count, group in zip(counts, (bad, good), strict=True)
+                f"{count}/{len(group)}" for count, group in zip(counts, (bad, good), strict=True)
             )
             table.append([f"{name} {monitor.name}", *shares])
     return render_table(["monitor", "bad runs with an alarm", "good runs with an alarm"], table)
