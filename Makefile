@@ -40,15 +40,19 @@ test check: $(VENV)/.ready-dev
 	$(MAKE) --no-print-directory $(BESIDE); tests=$$?; \
 	wait $$gates; gates=$$?; cat $(VENV)/gates.log; exit $$((tests + gates))
 
-# Checks of shapes take a quarter of the time. The long tests are whole runs, services and processes of the same code, so they
-# do without.
+# Checks of shapes take a quarter of the time, so only the tests of the code that computes with tensors have them. The long tests
+# are whole runs, services and processes of the same code.
+SHAPED := $(addprefix tests/,functional losses objective backends training statistics rollouts teachers methods)
 whole: $(VENV)/.ready-dev
-	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
-	@$(PYTEST) -n auto --durations 15 -m "not long and not slow and not gpu"; first=$$?; \
+	@echo "== tests with checks of shapes: laws, losses, backends =="
+	@$(PYTEST) -n auto --durations 15 -m "not long and not slow and not gpu" $(SHAPED); first=$$?; \
+	echo "== tests: units, contracts, toy runs, recipes, golden curves =="; \
+	JAXTYPING_DISABLE=1 $(PYTEST) -n auto --durations 15 -m "not long and not slow and not gpu" tests \
+	$(addprefix --ignore=,$(SHAPED)) || first=$$?; \
 	echo "== long tests: services, processes, studies =="; \
 	JAXTYPING_DISABLE=1 $(PYTEST) -n auto --durations 15 -m "long and not slow and not gpu" && exit $$first
 
-# Shapes are checked by `make test`, and so are all cases of a test that has many.
+# `make test` checks shapes in the tests named by SHAPED, and runs all cases of a test that has many.
 short: $(VENV)/.ready-dev
 	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
 	@JAXTYPING_DISABLE=1 $(PYTEST) -n auto --every 3 -m "not long and not slow and not gpu"
