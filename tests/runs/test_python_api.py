@@ -18,6 +18,7 @@ from practicum.studies.doctor import doctor
 
 NOT_SECTIONS = {
     "family",
+    "teacher_effect",
     "paper",
     "claim",
     "differs",

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credentials?|auth)$", re.IGNORECASE)
 """The names of settings with secret text; numbers such as `prompt_tokens` are sent."""
 
-UNSENT_KEYS = frozenset({"base_dir", "about", "claim", "differs", "reduced"})
+UNSENT_KEYS = frozenset({"base_dir", "about", "claim", "differs", "reduced", "teacher_effect"})
 """Settings that are never sent: paths of this machine and long texts."""
 
 
