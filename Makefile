@@ -66,6 +66,8 @@ gates: $(VENV)/.ready-dev
 
 slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@$(PYTEST) -m "slow and not gpu"
+	@echo "== all other short tests, with checks of shapes =="
+	@$(PYTEST) -n auto -m "not long and not slow and not gpu" tests $(addprefix --ignore=,$(SHAPED))
 
 # The documentation as a site; open build/site/index.html.
 site: $(VENV)/.ready-dev

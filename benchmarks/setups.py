@@ -259,12 +259,17 @@ def draw_real_recipe(number: int) -> tuple[dict[str, Any], dict[str, list[dict[s
     return recipe, rows
 
 
+def name_setup(number: int, fault: str) -> str:
+    """Return the name of a setup, which is also its folder's."""
+    return f"{number:03}-{fault.replace(' ', '-') or 'healthy'}"
+
+
 def build_setup(place: Path, number: int, fault: str = "", keep_runs: bool = False) -> Setup:
     """Write the files of a setup into its folder, and return it; `keep_runs` keeps existing files."""
     models = place / "models"
     is_real = number >= REAL
     recipe, rows = draw_real_recipe(number) if is_real else draw_recipe(models, number)
-    name = f"{number:03}-{fault.replace(' ', '-') or 'healthy'}"
+    name = name_setup(number, fault)
     folder = place / name
     if not keep_runs:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,11 @@
 """Summarise the setups of `benchmarks.verdicts`: how the doctor's verdict and the monitors tell broken setups from healthy ones."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import render_table
+from practicum import run_dir
 from practicum.monitors import MONITORS
 from practicum.statistics import Interval, auroc, wilson
 from practicum.studies.doctor.checks import CHECKS
@@ -22,8 +23,7 @@ Row = Mapping[str, Any]
 
 def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     """Return the rows of a JSONL file; none if there is no file."""
-    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines]
+    return list(run_dir.read_rows(path)) if path.is_file() else []
 
 
 def mark_rows(rows: Sequence[Row]) -> list[tuple[Row, bool]]:
@@ -175,9 +175,3 @@ def _format_share(rows: Sequence[Row], holds: Callable[[Row], bool]) -> str:
 
 def _format(interval: Interval) -> str:
     return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def render_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Render a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.measuring import build_parser
-from benchmarks.setups import FAULTS, PAIRS, REAL, Setup, build_pair, build_setup
+from benchmarks.setups import FAULTS, PAIRS, REAL, Setup, build_pair, build_setup, name_setup
 from benchmarks.toys import list_warnings
 from benchmarks.verdict_tables import ROWS, read_rows, render_faults, render_verdicts
 from practicum import doctor, evaluate
@@ -84,11 +84,6 @@ def main() -> None:
 def _write_lines(path: Path, rows: Mapping[str, dict[str, Any]]) -> None:
     lines = [json.dumps(rows[name]) + "\n" for name in sorted(rows)]
     path.write_text("".join(lines), encoding="utf-8")
-
-
-def name_setup(number: int, fault: str) -> str:
-    """Return the name of a setup, which is also its folder's."""
-    return f"{number:03}-{fault.replace(' ', '-') or 'healthy'}"
 
 
 def play_setup(place: Path, number: int, fault: str, again: str | None) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _add_equal_costs(tests: Sequence[Test], results: Results) -> list[Test]:
 
 
 def combine_answers(answers: Sequence[Answer]) -> Verdict:
-    """Return the verdict of all tests: the first decides, and the others limit a claim that holds."""
+    """Return the verdict of all tests: the first decides, and later ones limit a claim that holds."""
     if all(answer == "missing" for answer in answers):
         return "not run"
     if all(answer == "yes" for answer in answers):
@@ -101,7 +101,9 @@ def _judge_interval(
         mean = render(Interval(values[0], values[0], values[0])).split(" [")[0]
         seeds = "one seed" if interval is None else "two equal seeds"
         return Judgement("unresolved", f"{label}: {mean} ({seeds})")
-    return Judgement(decide(interval), f"{label}: {render(interval)}", t_test(values))
+    # Seeds that are all equal show that the measure is coarse, and have no p.
+    p = None if interval.low == interval.high else t_test(values)
+    return Judgement(decide(interval), f"{label}: {render(interval)}", p)
 
 
 def _judge_better(test: Better, results: Results) -> Judgement:
@@ -118,7 +120,7 @@ def _judge_better(test: Better, results: Results) -> Judgement:
 
 def _judge_tie(test: Tie, results: Results) -> Judgement:
     def decide(interval: Interval) -> Answer:
-        # A margin of half of what was learned or more would call anything a tie.
+        # A margin of half the rise or more would call anything a tie.
         if test.within >= _measure_rise(test.tie, test.measure, results) / 2:
             return "unresolved"
         if -test.within <= interval.low and interval.high <= test.within:

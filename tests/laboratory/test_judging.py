@@ -190,6 +190,13 @@ def test_a_comparison_after_equal_steps_is_also_made_at_equal_operations():
     assert len(judge_claim(claim.model_copy(update={"tests": both}), arms)[1]) == 2
 
 
+def test_equal_seeds_have_no_p():
+    found = judge_test(Better(better="one", than="other"), results(one=[0.5] * 3, other=[0.25] * 3))
+    assert found.p is None and found.answer == "yes"
+    close = judge_test(Better(better="one", than="other"), results(**CLOSE))
+    assert close.p is not None and close.p < 0.01
+
+
 def test_a_claim_holds_where_all_of_its_tests_do():
     assert combine_answers(["yes", "yes"]) == "holds"
     assert (

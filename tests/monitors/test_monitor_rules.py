@@ -369,3 +369,38 @@ def test_m31_is_off_unless_it_is_asked_for():
         "M31 plateau (finish) at step 4: heldout_accuracy 0.5 (baseline 0.5); rule: over 0, and no more than 0.02 above "
         f"its last rise, in 3 evaluations in a row; try optimizer.learning_rate={RECIPE['optimizer']['learning_rate'] / 2}"
     )
+
+
+def test_a_divergence_that_stays_where_it_began_is_stalled_and_one_that_falls_is_not() -> None:
+    still = [{**row, "overlap": 0.5 + 0.02 * (row["step"] % 2)} for row in rows((50, {}))]
+    assert "M9" in {alarm.id for alarm in watch().replay(still)}
+    falling = [row | {"reverse_kl": 0.5 * 0.99 ** row["step"]} for row in still]
+    assert "M9" not in {alarm.id for alarm in watch().replay(falling)}
+
+
+@pytest.mark.parametrize(
+    ("divergence", "patch"),
+    [(0.5, "objective.losses.0.weights=trust"), (5.0, "optimizer.learning_rate=")],
+)
+def test_the_remedy_of_unlikely_stops_is_a_lower_rate_if_the_divergence_has_doubled(
+    divergence: float, patch: str
+) -> None:
+    steps = rows((12, {}), (4, {"stop_gap_p90": -20.0, "reverse_kl": divergence}))
+    (alarm,) = [
+        alarm
+        for alarm in Watch(RECIPE, {}, lambda overrides: True).replay(steps)
+        if alarm.id == "M8"
+    ]
+    assert alarm.patch[0].startswith(patch)
+
+
+@pytest.mark.parametrize(("end", "is_alarm"), [(0.5, True), (0.3, False)])
+def test_a_loss_of_diversity_is_no_alarm_while_the_student_comes_nearer(
+    end: float, is_alarm: bool
+) -> None:
+    trouble = {"unique_answers": 0.4, "pass_at_n": 0.2, "reverse_kl": end}
+    steps = [
+        row | {"pass_at_n": row.get("pass_at_n", 0.8)}
+        for row in rows((12, {"pass_at_n": 0.8}), (8, trouble))
+    ]
+    assert ("M20" in {alarm.id for alarm in watch().replay(steps)}) == is_alarm

@@ -26,7 +26,7 @@ def print_rows(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
     """Print names with their summaries, under a heading for each group; as JSON one object per line.
 
     Papers are in brackets, with a mark if the recipe is reduced, and the measured effect of the teacher
-    if it was compared with the reward alone; only the JSON has the methods.
+    if the recipe has a control; only the JSON has the methods.
     """
     if as_json:
         for row in rows:

@@ -101,7 +101,7 @@ class StepView:
     @property
     def is_leaving(self) -> bool:
         """True if the student is twice as far from its teacher as in the first steps, without rewards."""
-        divergence = self.smooth("reverse_kl", 5)
+        divergence = self.smooth("reverse_kl")
         has_moved = divergence is not None and divergence > 2.0 * self.start_divergence
         return has_moved and not self.facts.has_rewards
 

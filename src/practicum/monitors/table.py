@@ -34,7 +34,7 @@ class Thresholds:
 class RuleResult:
     """The value of a reading, its baseline, and a score that breaks the rule from 1 on.
 
-    `patch` is a remedy for the cause that the rule sees, before those of its monitor.
+    `patch` is a remedy for the cause that the rule sees; it precedes the monitor's patches.
     """
 
     reading: str

@@ -174,7 +174,7 @@ class Watch:
         return action
 
     def _patch(self, monitor: Monitor, cause: Patch | None = None) -> list[str]:
-        """Return the first patch, that of a known cause before the monitor's, that the recipe accepts."""
+        """Return the first patch that the recipe accepts; the patch of a known cause comes first."""
         for patch in filter(None, (cause, *monitor.patches)):
             changes = patch(self._recipe) or {}
             overrides = [

@@ -93,7 +93,7 @@ class Recipe(FrozenConfig):
     )
     teacher_effect: Literal["helps", "not_shown", "harms"] | None = Field(
         default=None,
-        description="measured effect of the teacher on the gain, against the reward alone",
+        description="measured effect of the teacher on the gain, compared with `teacher=off`",
     )
     slot: str | None = Field(
         default=None, description="place in a pipeline, such as cold_start or consolidation"
