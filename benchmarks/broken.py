@@ -1,4 +1,4 @@
-"""Break the quick start as a user might: report the doctor's findings before the run, and the alarms during it.
+"""Break the recipe products as a user might: report the doctor's findings before the run, and the alarms during it.
 
     python -m benchmarks broken [--only NAME ...]
 
@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for name, overrides in build_ways(Path(place)).items():
             if options.only is None or name in options.only:
-                outcome = examine(Path(place), overrides) | run_quickstart(
+                outcome = examine(Path(place), overrides) | run_products(
                     Path(place), name, overrides, options.quick
                 )
                 rows.append(
@@ -58,7 +58,7 @@ def main() -> None:
                 )
     print(
         format_table(
-            ["the quick start", "verdict before", "checks that do not pass", "alarms during"], rows
+            ["the recipe products", "verdict before", "checks that do not pass", "alarms during"], rows
         )
     )
 
@@ -106,7 +106,7 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
 def examine(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The verdict, and the checks that do not pass."""
     path = place / "doctor.json"
-    run_practicum("doctor", "quickstart", *overrides, "--out", str(path))
+    run_practicum("doctor", "products", *overrides, "--out", str(path))
     diagnosis = json.loads(path.read_text("utf-8"))
     unwell = [
         f"{check['id']} {check['name']}"
@@ -116,13 +116,13 @@ def examine(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return {"verdict": diagnosis["verdict"]["word"], "checks": unwell}
 
 
-def run_quickstart(place: Path, name: str, overrides: Sequence[str], quick: bool) -> dict[str, Any]:
+def run_products(place: Path, name: str, overrides: Sequence[str], quick: bool) -> dict[str, Any]:
     """The alarms of a run with the step at which each sounded first, and how it ended; nothing is evaluated."""
     run = name.replace(" ", "-")
     steps = ["train.steps=2"] if quick else []
     code = run_practicum(
         "run",
-        "quickstart",
+        "products",
         *overrides,
         *steps,
         "evaluation.prompts=0",

@@ -2,7 +2,7 @@
 
     python -m benchmarks broken_server [--only NAME ...]
 
-The server scores and generates with the quick start's own model and speaks the API of vLLM, on a port of this machine
+The server scores and generates with the recipe's own model and speaks the API of vLLM, on a port of this machine
 (`tests/stub_server.py`). Each fault changes its replies, or changes the weights behind its model name.
 """
 
@@ -127,7 +127,7 @@ def run_broken(way: Way) -> dict[str, str]:
         way.before(server)
         probe = run_practicum(server, "probe", server.url)
         teacher = f"teacher.teacher={{type: openai_api, url: '{server.url}', canary_every: 1{pin}}}"
-        run = run_practicum(server, "run", "quickstart", teacher, TOPK, *SHORT, "--out", place)
+        run = run_practicum(server, "run", "products", teacher, TOPK, *SHORT, "--out", place)
         return {"probe": probe, "run": run}
 
 

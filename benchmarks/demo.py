@@ -1,48 +1,20 @@
-"""Run the quick start over several seeds: seconds of the whole process, gain, and the share of each phase of a step.
+"""Run the quick start over several seeds: seconds of the whole process, accuracy by domain, and the share of each phase of a step.
 
 python -m benchmarks demo [--seeds 0 1 2]
 """
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from benchmarks.measuring import Session, build_parser, spread
-from practicum import functional as F
-from practicum.models.config import ModelConfig, ScorerConfig
-from practicum.objective import Full
-from practicum.ports import SamplingClient
-from practicum.recipe import load_recipe
-from practicum.runs import open_student
-from practicum.runs.opening import build_task, load_model
-from practicum.statistics import bootstrap
-from practicum.text import Renderer
-from practicum.types import Message, SampleRequest, SamplingParams, ScoreRequest
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "quickstart.yaml"
-UNRELATED = (
-    "What is the capital of France?",
-    "Write one sentence about the sea.",
-    "What is 13 plus 4?",
-    "Name three colours.",
-    "Who wrote Hamlet?",
-    "What do bees make?",
-    "Give me a synonym for happy.",
-    "How many days are in a week?",
-    "What is the opposite of cold?",
-    "Tell me about cats in one sentence.",
-    "Which planet is closest to the sun?",
-    "What is photosynthesis?",
-)
 AS_MAKE_STARTS_IT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "MALLOC_TRIM_THRESHOLD_": "4000000000",
@@ -52,6 +24,7 @@ AS_MAKE_STARTS_IT = {
 """Waiting threads sleep, and memory that one pass frees is reused by the next."""
 
 PHASES = ("sample", "score", "update")
+EVALUATIONS = ("before", "after", "teacher")
 
 
 def main() -> None:
@@ -63,26 +36,14 @@ def main() -> None:
     session = Session("demo", options.quick, options.record, command="python -m benchmarks demo")
     with tempfile.TemporaryDirectory() as folder:
         runs = [_run(Path(folder), seed) for seed in seeds]
-        honesty = _measure_honesty([Path(folder) / f"seed-{seed}" for seed in seeds])
-    # All seeds have the same questions, so the bootstrap resamples questions, each with its mean over seeds.
-    gains = torch.tensor([run["gains"] for run in runs], dtype=torch.float64).mean(dim=0)
-    pooled = bootstrap(gains, seed=0)
     session.report(
         seeds=seeds,
         wall_seconds=spread([run["seconds"] for run in runs]),
         processor_seconds=spread([run["processor"] for run in runs]),
-        accuracy_before=[run["before"] for run in runs],
-        accuracy_after=[run["after"] for run in runs],
-        accuracy_teacher=[run["teacher"] for run in runs],
-        gain={
-            "mean": round(pooled.mean, 4),
-            "low": round(pooled.low, 4),
-            "high": round(pooled.high, 4),
-        },
+        accuracy={when: [run[when] for run in runs] for when in EVALUATIONS},
         reverse_kl_before=[run["kl"][0] for run in runs],
         reverse_kl_after=[run["kl"][1] for run in runs],
         step_share={phase: spread([run["share"][phase] for run in runs]) for phase in PHASES},
-        **honesty,
     )
 
 
@@ -106,19 +67,15 @@ def _run(folder: Path, seed: int) -> dict:
     summary = json.loads((run_folder / "summary.json").read_text())
     print(
         f"seed {seed}: {seconds:.0f} s, {processor:.0f} s of the processor, "
-        f"{summary['before']['accuracy']} -> {summary['after']['accuracy']}",
+        f"{_read_accuracy(summary['before']['by_domain'])} -> "
+        f"{_read_accuracy(summary['after']['by_domain'])}",
         file=sys.stderr,
     )
     return {
         "seconds": seconds,
         "processor": processor,
-        "before": round(summary["before"]["accuracy"]["mean"], 4),
-        "after": round(summary["after"]["accuracy"]["mean"], 4),
-        "teacher": round(summary["teacher"]["accuracy"]["mean"], 4),
+        **{when: _read_accuracy(summary[when]["by_domain"]) for when in EVALUATIONS},
         "kl": [round(summary[when]["reverse_kl"], 4) for when in ("before", "after")],
-        "gains": [
-            sample["reward_after"] - sample["reward_before"] for sample in summary["samples"]
-        ],
         "share": _read_shares(run_folder / "timings.jsonl"),
     }
 
@@ -129,68 +86,8 @@ def _read_processor_seconds() -> float:
     return children.ru_utime + children.ru_stime
 
 
-def _measure_honesty(run_folders: list[Path]) -> dict:
-    """Return the untrained student's accuracy with a longer limit, and how the trained ones answer unrelated questions."""
-    recipe = load_recipe(RECIPE)
-    base = load_model(
-        ScorerConfig.model_validate(
-            recipe.student.model_dump(include=set(ModelConfig.model_fields))
-        )
-    )
-    client, renderer = base.client, base.renderer
-    heldout = build_task(recipe).heldout_prompts()
-    long = _sample_answers(
-        client, renderer, [prompt.messages[-1].content for prompt in heldout], 64
-    )
-    right = [
-        prompt.answer in re.findall(r"[0-9]+", text)
-        for prompt, (text, _) in zip(heldout, long, strict=True)
-    ]
-    before = _sample_answers(client, renderer, UNRELATED, 24)
-    unrelated = []
-    for run_folder in run_folders:
-        backend, learner = open_student(run_folder)
-        student = backend.build_sampler(learner)
-        after = _sample_answers(student, learner.renderer, UNRELATED, 24)
-        same = sum(old[0] == new[0] for old, new in zip(before, after, strict=True))
-        unrelated.append(
-            {
-                "same": same,
-                "of": len(UNRELATED),
-                "reverse_kl": round(_measure_drift(student, client, after), 4),
-            }
-        )
-    return {"anywhere_in_64": round(sum(right) / len(right), 4), "unrelated": unrelated}
-
-
-def _sample_answers(
-    client: SamplingClient, renderer: Renderer, questions: Sequence[str], new_tokens: int
-) -> list[tuple[str, ScoreRequest]]:
-    """Return greedy answers with the requests that score them."""
-    requests = [
-        SampleRequest(renderer.render([Message("user", question)]), 0) for question in questions
-    ]
-    params = SamplingParams(new_tokens, 0.0, stop_ids=renderer.stop_ids)
-    samples = client.sample(requests, params)
-    return [
-        (
-            renderer.decode(sample.tokens.tolist()),
-            ScoreRequest(request.prompt_tokens, tuple(sample.tokens.tolist())),
-        )
-        for request, sample in zip(requests, samples, strict=True)
-    ]
-
-
-def _measure_drift(
-    student: SamplingClient, base: SamplingClient, answers: Sequence[tuple[str, ScoreRequest]]
-) -> float:
-    """Mean reverse KL a token from the trained student to the untrained one."""
-    requests = [request for _, request in answers]
-    pairs = zip(*(side.score(requests, Full()) for side in (student, base)), strict=True)
-    values = [
-        F.reverse_kl(*(signal.head.logprobs(signal.states) for signal in pair)) for pair in pairs
-    ]
-    return torch.cat(values).mean().item()
+def _read_accuracy(by_domain: dict[str, dict[str, float]]) -> dict[str, float]:
+    return {domain: round(interval["mean"], 4) for domain, interval in by_domain.items()}
 
 
 def _read_shares(path: Path) -> dict[str, float]:

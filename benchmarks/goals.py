@@ -272,8 +272,8 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             "plan.memory.toy", "peak memory measured / planned, the toy pair", "between", 0.85, 1.15
         ),
         Goal(
-            "plan.memory.quickstart",
-            "the same, the quick start (SmolLM2-135M)",
+            "plan.memory.products",
+            "the same, products (SmolLM2-135M)",
             "between",
             0.85,
             1.15,
@@ -292,7 +292,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             0.75,
             1.25,
         ),
-        Goal("plan.seconds.quickstart", "the same, the quick start", "between", 0.75, 1.25),
+        Goal("plan.seconds.products", "the same, products", "between", 0.75, 1.25),
         Goal(
             "plan.seconds.adapters",
             "the same, with adapters instead of layers",

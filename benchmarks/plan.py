@@ -1,6 +1,6 @@
 """Compare the figures of `practicum plan` with measured ones: peak memory of whole steps, and seconds after a calibration.
 
-python -m benchmarks plan [--cases toy quickstart adapters]
+python -m benchmarks plan [--cases toy products adapters]
 """
 
 import json
@@ -20,9 +20,9 @@ from benchmarks.measuring import (
 
 CASES: dict[str, tuple[str, ...]] = {
     "toy": ("smoke/toy", "student.model.pretrain.steps=0", "teacher.model.pretrain.steps=0"),
-    "quickstart": ("quickstart", "train.threads=1"),
+    "products": ("products", "train.threads=1"),
     "adapters": (
-        "quickstart",
+        "products",
         "train.threads=1",
         "student.lora={rank: 16, alpha: 32}",
         "student.trainable_layers=null",

@@ -26,7 +26,7 @@ ALPHABET = LETTERS + "ABCDEF~.0123456789"
 """The characters of all models; some only occur where a fault writes them."""
 
 MODEL = "smollm2-135m-instruct"
-DATA = Path(__file__).resolve().parents[1] / "recipes" / "quickstart-data"
+DATA = Path(__file__).resolve().parents[1] / "recipes" / "products-data"
 
 TRAINING_ROWS, HELDOUT_ROWS, LESSONS = 320, 64, 160
 """Rows of a run, held-out rows, and the rows of each of two draws on which models are pretrained."""
@@ -222,7 +222,7 @@ def locate(model: str) -> Path:
 
 
 def draw_real_recipe(number: int) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """Draw a healthy recipe like the quick start: another loss, rate, depth or number of worked examples."""
+    """Draw a healthy recipe like products: another loss, rate, depth or number of worked examples."""
     draw = random.Random(f"real recipe {number}")
     rows = {
         part: [

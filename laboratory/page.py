@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from laboratory.judging import judge_claim
+from laboratory.judging import Judgement, judge_claim
 from laboratory.results import TEACHER, Results, name_before
 from laboratory.study import (
     Claim,
@@ -25,7 +25,7 @@ LEVEL = 0.05
 def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
     """Return a table of the claims of all stored studies, with their verdicts and the p value of the deciding test."""
     judged = [
-        (study, claim, *judge_claim(claim, stored[study.name]))
+        (study, claim, *judge_current(study, claim, stored[study.name]))
         for study in studies
         if study.name in stored
         for claim in study.spec.claims
@@ -42,13 +42,22 @@ def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Re
             differences + len(tested),
         )
         link = f"[{study.name}](evidence/{name_page(study)})"
-        p = "" if by_test[0] is None else f"{by_test[0]:.2g}"
+        p = "" if not by_test or by_test[0] is None else f"{by_test[0]:.2g}"
         rows.append([claim.claim, link, _cite(claim), f"**{verdict}**", p])
     sentence = (
         f"Of {differences} differences, ratios and rises on these pages, {survivors} have p < {LEVEL} after Holm's "
         "correction for their number. The last column is the corrected p of the test that decides.\n\n"
     )
     return sentence + _render_table(["claim", "study", "paper", "verdict", "p (Holm)"], rows)
+
+
+def judge_current(
+    study: LoadedReproduction, claim: Claim, results: Results
+) -> tuple[str, list[Judgement]]:
+    """Return the verdict and the judgements of a claim; no verdict on results of another design."""
+    if results.design != study.digest_design(results.form):
+        return "old design", []
+    return judge_claim(claim, results)
 
 
 def name_page(study: LoadedReproduction) -> str:
@@ -72,12 +81,14 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         "",
     ]
     for claim in study.spec.claims:
-        verdict, judgements = judge_claim(claim, results)
+        verdict, judgements = judge_current(study, claim, results)
         why = ""
         if claim.why:
             how = f"shown by {claim.shown_by}" if claim.shown_by else "an explanation, not tested"
             why = f" Why: {claim.why} ({how})."
-        numbers = "; ".join(judgement.text for judgement in judgements)
+        numbers = "; ".join(judgement.text for judgement in judgements) or (
+            "the recipe or the arms have changed since these runs, which decide nothing"
+        )
         lines.append(
             f"- {claim.claim}: **{verdict}**. Here: {numbers}. "
             f"The paper: {claim.theirs} ({_cite(claim)}).{why}"
@@ -98,9 +109,14 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
     if results.failed:
         lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
     minutes = results.seconds / 60
+    versions = ", ".join(
+        f"{name} {results.versions[name]}"
+        for name in ("commit", "torch", "processor")
+        if results.versions.get(name)
+    )
     lines.append(
         f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores "
-        "with other work running. [All studies](../evidence.md)."
+        f"with other work running; {versions or 'versions not recorded'}. [All studies](../evidence.md)."
     )
     return "\n".join(lines) + "\n"
 

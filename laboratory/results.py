@@ -48,6 +48,9 @@ class Results:
     """The doctor's verdict on an arm's recipe before training, with its reasons."""
     seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
+    """The versions, the processor and the commit of the runs."""
+    design: str = ""
+    """`LoadedReproduction.digest_design` at the time of the runs."""
 
     def get_values(
         self, arm: str, measure: str, at: str | int = "end", among: Sequence[str] = ()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.measuring import describe_commit, describe_machine
 from laboratory.judging import judge_claim
 from laboratory.plot import plot
 from laboratory.results import TEACHER, Results, join_results, read_results, write_results
@@ -62,9 +63,18 @@ def reproduce(
     job = ReproductionJob(study, scale, folder, at_once, console, recorded)
     with _count_seconds(clock), _importable():
         measured = load_plugin("laboratory.measures", config.type).measure(config, job)
-    versions = {name: str(version) for name, version in collect_versions().items()}
-    seconds = read_json(clock)["seconds"]
-    results = replace(measured, name=study.name, form=form, seconds=seconds, versions=versions)
+    results = replace(
+        measured,
+        name=study.name,
+        form=form,
+        seconds=read_json(clock)["seconds"],
+        versions={
+            **{name: str(version) for name, version in collect_versions().items()},
+            "processor": str(describe_machine()["processor"]),
+            "commit": describe_commit(),
+        },
+        design=study.digest_design(form),
+    )
     results = results if recorded is None else join_results(recorded, results)
     write_results(folder / "results.json", results)
     write_text(folder / "plot.svg", plot(study, results))
@@ -92,6 +102,11 @@ def _read_recorded(path: Path, study: LoadedReproduction, form: str) -> Results:
     } != study.spec.arms.keys():
         raise RecipeError(
             f"{shorten_path(path)}: not the {form} form of {study.name} with the same arms; "
+            "omit --onto to run all seeds"
+        )
+    if recorded.design != study.digest_design(form):
+        raise RecipeError(
+            f"{shorten_path(path)}: the recipe or the arms of {study.name} have changed since; "
             "omit --onto to run all seeds"
         )
     if list(recorded.seeds) != list(range(num_recorded)) or num_recorded >= scale.seeds:

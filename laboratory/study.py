@@ -4,6 +4,8 @@ It is one YAML file with the keys of a recipe and of `Reproduction`. The recipe 
 models have to be made first.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +20,7 @@ from practicum.core.plugins import Plugin, load_plugin
 from practicum.errors import RecipeError
 from practicum.recipe import find_recipe, merge_recipes, read_recipe, validate_fields
 from practicum.recipe.layers import merge_layers, read_layers
+from practicum.recipe.schema import WORDS
 from practicum.runs.console import Console
 from practicum.types import FrozenConfig
 
@@ -202,6 +205,27 @@ class LoadedReproduction(FrozenConfig):
         left_out = self.spec.arms[arm].without
         stages = [stage for stage in self.recipe["stages"] if stage["name"] not in left_out]
         return {**self.build_recipe(arm, scale), "stages": stages}
+
+    def digest_design(self, form: str) -> str:
+        """Return a digest of what the runs depend on: arms, recipe, stages, rates and measure.
+
+        Descriptions, claims and the number of seeds do not count.
+        """
+        scale = self.spec.full if form == "full" else self.spec.quick
+        arms = {arm: _leave_out_words(self.build_recipe(arm, scale)) for arm in self.spec.arms}
+        settings = self.spec.model_dump(
+            mode="json", include={"arms", "learning_rates", "measure", "aim", "aim_at", "set"}
+        )
+        for arm in settings["arms"].values():
+            del arm["about"], arm["set"]
+        stages = [_leave_out_words(stage) for stage in self.recipe.get("stages", ())]
+        design = {**settings, "recipes": arms, "stages": stages, "sweep": scale.sweep}
+        return hashlib.sha256(json.dumps(design, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _leave_out_words(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's data without descriptions, and without the place of its file."""
+    return {key: value for key, value in data.items() if key not in {*WORDS, "base_dir"}}
 
 
 @dataclass(frozen=True, slots=True)

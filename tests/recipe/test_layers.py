@@ -115,9 +115,9 @@ def test_a_setting_is_no_override() -> None:
 
 
 def test_adapters_on_a_settings_student_have_the_rate_of_adapters() -> None:
-    recipe = load_recipe("quickstart", ["student.lora={}"])
+    recipe = load_recipe("products", ["student.lora={}"])
     assert recipe.optimizer.learning_rate == PRETRAINED.adapter_learning_rate
-    assert load_recipe("quickstart", ["seed=1"]).optimizer.learning_rate == 1e-4
+    assert load_recipe("products", ["seed=1"]).optimizer.learning_rate == 1e-4
 
 
 def test_a_setting_is_a_name_a_file_or_a_mapping(tmp_path: Path) -> None:

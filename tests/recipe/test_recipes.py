@@ -19,10 +19,24 @@ from practicum.recipe import (
 )
 from practicum.recipe.yaml_files import read_yaml
 from practicum.runs import run
+from practicum.runs.opening import build_task
 
 
 def test_there_are_recipes() -> None:
     assert {"quickstart", "smoke/toy"} <= set(list_recipe_names())
+
+
+def test_the_quick_start_asks_in_other_words_for_facts_that_only_its_teacher_sees() -> None:
+    recipe = load_recipe("quickstart")
+    task = build_task(recipe)
+    train, heldout = task.train_prompts(), task.heldout_prompts()
+    assert not {prompt.question for prompt in train} & {prompt.question for prompt in heldout}
+    asked = {prompt.domain for prompt in heldout}
+    assert {prompt.domain for prompt in train} == {"handbook"} and asked == {"handbook", "general"}
+    for prompt in (*train, *heldout):
+        assert prompt.answer is not None and prompt.answer not in prompt.question
+        for key, facts in prompt.privileged.items():
+            assert (prompt.answer in facts) is (key == "fact")
 
 
 PIPELINES = [

@@ -115,7 +115,7 @@ RUNS: dict[VerdictWord, dict[str, Known]] = {
         ),
         "imitation of right answers": on_toys("papers/sft", "train.steps=120"),
         "the toy with another seed": on_toys("papers/gkd", "seed=3", "train.steps=120"),
-        "the quick start of the 135M model": Known({"extends": "quickstart", "setting": "smollm2"}),
+        "products with the 135M model": Known({"extends": "products", "setting": "smollm2"}),
     },
     "TOO FEW PROMPTS": {
         "no held-out prompts": on_toys("papers/gkd", "evaluation.prompts=0", "train.steps=4"),

@@ -16,6 +16,7 @@ from practicum.losses import compare_signals
 from practicum.losses.passes import build_score_requests
 from practicum.objective import Full, Signal
 from practicum.ports import Capabilities, Teacher
+from practicum.report.tables import build_comparison
 from practicum.rollouts import sample_rollouts
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.statistics import bootstrap, wilson
@@ -272,6 +273,8 @@ def test_domains_are_measured_apart_and_make_up_the_whole(models: Path, tmp_path
         found.accuracy.mean
     )
     assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
+    printed = {row[0]: row[1:] for row in build_comparison(found, found, None)}
+    assert printed["accuracy, copy"] == [str(found.by_domain["copy"])] * 2 + [""]
     assert measured(built(models, tmp_path)).by_domain == {}, "prompts without a domain"
 
 

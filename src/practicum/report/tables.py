@@ -45,6 +45,13 @@ def build_comparison(
         build_row(
             "accuracy", lambda column: "" if column.accuracy is None else str(column.accuracy)
         ),
+        *(
+            build_row(
+                f"accuracy, {_shorten(make_printable(domain))}",
+                lambda column, domain=domain: str(column.by_domain.get(domain, "")),
+            )
+            for domain in (before.by_domain if len(before.by_domain) > 1 else ())
+        ),
         build_measure_row(
             "reverse KL to teacher / token",
             lambda column: column.reverse_kl,

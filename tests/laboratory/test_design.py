@@ -1,0 +1,87 @@
+"""Results of another design decide nothing and are not extended."""
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from laboratory import load_reproduction
+from laboratory.page import judge_current, render_claims, render_study
+from laboratory.results import Results
+
+PAIR = {"hidden_size": 16, "layers": 1, "heads": 2}
+DESIGN = {
+    "question": "Which one?",
+    "student": {"model": {**PAIR, "seed": 1}},
+    "teacher": {"type": "model", "model": {**PAIR, "seed": 2}},
+    "task": {"type": "reverse", "train_size": 8, "heldout_size": 8},
+    "train": {"steps": 2},
+    "arms": {
+        "one": {"about": "one", "set": {}},
+        "two": {"about": "two", "set": {"train": {"steps": 4}}},
+    },
+    "learning_rates": [0.001],
+    "full": {"seeds": 2},
+    "claims": [
+        {
+            "claim": "one is better",
+            "paper": "2306.13649",
+            "theirs": "1",
+            "tests": [{"better": "one", "than": "two"}],
+        }
+    ],
+}
+
+
+def load(folder, **changes):
+    file = folder / "small.yaml"
+    file.write_text(yaml.safe_dump({**DESIGN, **changes}))
+    return load_reproduction(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"question": "Another question?", "about": "a description", "remarks": "late"}, True),
+        ({"full": {"seeds": 5}}, True),
+        ({"quick": {"seeds": 1, "set": {"train": {"steps": 1}}}}, True),
+        ({"claims": [{**DESIGN["claims"][0], "theirs": "2"}]}, True),
+        ({"arms": {**DESIGN["arms"], "one": {"about": "first", "set": {}}}}, True),
+        ({"train": {"steps": 3}}, False),
+        ({"learning_rates": [0.001, 0.003]}, False),
+        ({"full": {"seeds": 2, "set": {"train": {"prompts_per_step": 4}}}}, False),
+        ({"arms": {**DESIGN["arms"], "one": {"about": "one", "set": {"seed": 4}}}}, False),
+        (
+            {
+                "arms": {"one": DESIGN["arms"]["one"], "2": DESIGN["arms"]["two"]},
+                "claims": [{**DESIGN["claims"][0], "tests": [{"better": "one", "than": "2"}]}],
+            },
+            False,
+        ),
+    ],
+)
+def test_a_design_is_all_that_the_runs_depend_on(tmp_path, changes, is_same):
+    assert (
+        load(tmp_path).digest_design("full") == load(tmp_path, **changes).digest_design("full")
+    ) is is_same
+
+
+def test_results_of_another_design_give_no_verdict(tmp_path):
+    study = load(tmp_path)
+    readings = {"one": {"accuracy": {0: 0.9, 1: 0.8}}, "two": {"accuracy": {0: 0.2, 1: 0.1}}}
+    current = Results(
+        "small",
+        "full",
+        [0, 1],
+        readings,
+        design=study.digest_design("full"),
+        versions={"commit": "abc1234", "processor": "a processor"},
+    )
+    old = replace(current, design="")
+    claim = study.spec.claims[0]
+    assert judge_current(study, claim, current)[0] != "old design"
+    assert judge_current(study, claim, old) == ("old design", [])
+    assert "**old design**" in render_claims([study], {"small": old})
+    assert "Of 0 differences" in render_claims([study], {"small": old})
+    assert "have changed since these runs" in render_study(study, old)
+    assert "commit abc1234, processor a processor" in render_study(study, current)
