@@ -22,7 +22,7 @@ KEEP_PAGES := MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=33554432 
 .PHONY: demo test check whole short gates slow site pages pictures peers bench versions clean
 
 demo: $(VENV)/.ready-demo
-	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
+	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to three minutes on two cores) =="
 	@if [ -f runs/quickstart/summary.json ]; then echo "== removing the finished run of last time =="; rm -rf runs/quickstart; fi
 	@threads=$$($(BIN)/python -c '$(FREE_CORES)'); echo "== $$threads torch threads: the cores without other work =="; \
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=$$threads $(KEEP_PAGES) \

@@ -58,7 +58,8 @@ def main() -> None:
                 )
     print(
         format_table(
-            ["the recipe products", "verdict before", "checks that do not pass", "alarms during"], rows
+            ["the recipe products", "verdict before", "checks that do not pass", "alarms during"],
+            rows,
         )
     )
 

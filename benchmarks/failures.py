@@ -1,19 +1,22 @@
 """Provoke the documented failures of distillation in toy runs: the first alarm, its step, and the effect of a remedy.
 
     python -m benchmarks failures [--only NAME ...]
+    python -m benchmarks failures --draws 5
 
 Each failure runs twice with the same seed, without and with its remedy. The outcome is the mean of a reading over the last five
-steps.
+steps. With `--draws`, the five failures that have a healthy twin, which is the same run without the fault, run with that many
+seeds of models and prompts: failing, with the remedy, and as the twin.
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import build_parser, format_table, open_session
+from benchmarks.measuring import build_parser, format_table, open_session, spread
 from benchmarks.toys import CALLING, SUMS, Played, build_task_data, list_warnings, pair, play
 from practicum.monitors import MONITORS
 from practicum.training import loop
@@ -21,12 +24,28 @@ from practicum.types import Rollout
 
 STUDENT, TEACHER = 40, 120
 
+WALK: dict[str, Any] = {
+    "task": {"type": "walker", "turns": 8},
+    "student": {
+        "model": {"architecture": "llama", "hidden_size": 24, "layers": 2, "heads": 2},
+        "template": "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}",
+    },
+    "teacher": {"type": "expert"},
+    "rollout.n": 1,
+    "rollout.max_new_tokens": 40,
+    "optimizer.learning_rate": 0.005,
+    "train.prompts_per_step": 32,
+    "train.steps": 240,
+}
+"""Walks whose expert never leaves the middle of the line; see `recipes/settings/walker.yaml`."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
     """One failure: how it is provoked, the monitor that should raise an alarm, the remedy, and the reading that shows its effect.
 
-    `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner.
+    `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner. `twin` are the
+    changes that take the fault away.
     """
 
     monitor: str
@@ -41,6 +60,7 @@ class FailedRun:
     task: Mapping[str, Any] = field(default_factory=dict)
     student: int = STUDENT
     teacher: int = TEACHER
+    twin: Mapping[str, Any] | None = None
 
 
 def bend_teacher(models: str = "teacher", **faults: Any) -> dict[str, Any]:
@@ -133,11 +153,29 @@ FAILURES: dict[str, FailedRun] = {
             "rollout.n": 4,
             "optimizer.learning_rate": 0.003,
         },
-        {"objective.target": "log_linear(teacher=1)"},
+        {
+            "reference": {"type": "self", "weights": "frozen"},
+            "objective": {
+                "losses": [
+                    {
+                        "signal": "full",
+                        "divergence": "reverse_kl",
+                        "target": "log_linear(teacher=4)",
+                    },
+                    {
+                        "signal": "full",
+                        "divergence": "reverse_kl",
+                        "against": "reference",
+                        "coefficient": 4.0,
+                    },
+                ]
+            },
+        },
         "unique_answers",
-        "the teacher's distribution, not its fourth power",
+        "a KL to the initial student",
         "2605.08737",
         less=False,
+        twin={"objective.target": "log_linear(teacher=1)"},
     ),
     "overconfidence": FailedRun(
         "M30",
@@ -161,6 +199,7 @@ FAILURES: dict[str, FailedRun] = {
         task={"alphabet": "abc", "longest": 4, "train_size": 53, "heldout_size": 64},
         student=150,
         teacher=300,
+        twin={"objective.target": "teacher(temperature=1)"},
     ),
     "one token dominates": FailedRun(
         "M33",
@@ -214,6 +253,7 @@ FAILURES: dict[str, FailedRun] = {
         "a teacher that sees more than the student",
         "2606.11709",
         less=False,
+        twin={"teacher": {"type": "model", "model": "teacher"}},
     ),
     "a scorer that likes length": FailedRun(
         "M36",
@@ -259,6 +299,35 @@ FAILURES: dict[str, FailedRun] = {
         slow=True,
         task={"alphabet": "abcdefghijklmnopqrstuvwxyz"},
         student=0,
+        twin={"teacher": {"type": "model", "model": "teacher"}},
+    ),
+    "derailment": FailedRun(
+        "M34",
+        WALK
+        | {
+            "rollout.source": "join(teacher, 1)",
+            "objective": {
+                "losses": [
+                    # It only measures how the teacher sees the student's own walks.
+                    {
+                        "signal": "full",
+                        "divergence": "reverse_kl",
+                        "source": "student",
+                        "coefficient": 1e-6,
+                    },
+                    {"signal": "text", "divergence": "ce", "source": "teacher"},
+                ]
+            },
+        },
+        {
+            "rollout.source": "student",
+            "objective": {"signal": "full", "divergence": "reverse_kl"},
+        },
+        "wrong_after",
+        "the student's own walks",
+        "1011.0686",
+        slow=True,
+        twin={"task": {**WALK["task"], "spread": 6}},
     ),
     "log-probabilities of the token before": FailedRun(
         "M16",
@@ -281,6 +350,19 @@ FAILURES: dict[str, FailedRun] = {
 }
 
 
+DRAWN = [
+    "failure",
+    "monitor",
+    "reading",
+    "failing: alarms",
+    "median",
+    "remedy: alarms",
+    "median",
+    "twin: alarms",
+    "median",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a failure: the step of its monitor's alarm, all alarms, and the reading without and with the remedy."""
@@ -298,10 +380,10 @@ class Outcome:
 
 def provoke(failure: FailedRun) -> Outcome:
     """Let a toy run fail, and run it again with the remedy."""
-    with pair(failure.student, failure.teacher, task=failure.task) as models:
+    with _build_models(failure, 0) as models:
         with _tampered(failure.tampered) if failure.tampered else nullcontext():
-            broken = play(models, _build_settings(models, failure, {}))
-        mended = play(models, _build_settings(models, failure, failure.mended))
+            broken = play(models, _build_settings(models, failure, {}, 0))
+        mended = play(models, _build_settings(models, failure, failure.mended, 0))
     steps = [alarm["step"] for alarm in broken.alarms if alarm["id"] == failure.monitor]
     return Outcome(
         min(steps, default=None),
@@ -312,21 +394,51 @@ def provoke(failure: FailedRun) -> Outcome:
     )
 
 
-def _build_settings(models: Path, failure: FailedRun, remedy: Mapping[str, Any]) -> dict[str, Any]:
+def draw(failure: FailedRun, draws: int) -> dict[str, dict[str, Any]]:
+    """Return the outcomes and the seeds with an alarm of a failure, of its remedy and of its healthy twin."""
+    arms: dict[str, Mapping[str, Any]] = {
+        "failing": {},
+        "with the remedy": failure.mended,
+        "twin": failure.twin or {},
+    }
+    drawn = {arm: {"alarms": [], "outcomes": []} for arm in arms}
+    for seed in range(draws):
+        with _build_models(failure, seed) as models:
+            for arm, changes in arms.items():
+                played = play(models, _build_settings(models, failure, changes, seed))
+                if failure.monitor in played.list_ids():
+                    drawn[arm]["alarms"].append(seed)
+                drawn[arm]["outcomes"].append(round(_read_outcome(played, failure.outcome), 4))
+    return drawn
+
+
+def _build_models(failure: FailedRun, seed: int) -> AbstractContextManager[Path]:
+    if failure.broken.get("task") == WALK["task"]:
+        return nullcontext(Path())
+    return pair(failure.student, failure.teacher, seed, failure.task)
+
+
+def _build_settings(
+    models: Path, failure: FailedRun, changes: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
     made = {
         "task": build_task_data(failure.task),
         "monitors": list_warnings(list(MONITORS)),
         **failure.broken,
-        **remedy,
+        **changes,
+        "seed": seed,
     }
     teacher = made.get("teacher", {})
+    model = {"type": "model", "model": str(models / "teacher")}
     if teacher.get("type") == "benchmarks.bent_teacher":
-        made["teacher"] = {
-            **teacher,
-            "teacher": {"type": "model", "model": str(models / "teacher")},
-        }
-    if "student" in made:
+        made["teacher"] = {**teacher, "teacher": model}
+    if teacher.get("type") == "model":
+        made["teacher"] = model
+    if isinstance(made.get("student", {}).get("model"), str):
         made["student"] = {"model": str(models / made["student"]["model"])}
+    if "template" in made.get("student", {}):
+        student = made["student"]
+        made["student"] = {**student, "model": {**student["model"], "seed": seed}}
     return made
 
 
@@ -349,11 +461,29 @@ def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
         loop.collect_rollouts = write
 
 
+def _report_draws(options: Namespace) -> None:
+    session = open_session("failures", options)
+    figures = {}
+    for name in options.only or [name for name in FAILURES if FAILURES[name].twin is not None]:
+        failure = FAILURES[name]
+        drawn = draw(failure, options.draws)
+        figures[name] = {"monitor": failure.monitor, "reading": failure.outcome, **drawn}
+        row = [name, failure.monitor, failure.outcome]
+        for arm in drawn.values():
+            row += [f"{len(arm['alarms'])} of {options.draws}", spread(arm["outcomes"])["median"]]
+        print(format_table(DRAWN, [row]))
+    session.report(modes=figures)
+
+
 def main() -> None:
     """Report one line."""
     parser = build_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="run only these")
+    parser.add_argument("--draws", type=int, help="seeds for the failures with a healthy twin")
     options = parser.parse_args()
+    if options.draws:
+        _report_draws(options)
+        return
     chosen = options.only or [
         name for name in FAILURES if not (options.quick and FAILURES[name].slow)
     ]

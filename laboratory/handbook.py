@@ -1,11 +1,12 @@
 """The handbook of the quick start with persons drawn by the run's seed, and questions about a wrong handbook.
 
 The held-out questions are those of the quick start, and each question about the handbook once more
-with the domain `wrong handbook`: its answer is what the wrong handbook says.
+with the domain `wrong handbook`: its answer is what the wrong handbook says. The quick start has
+the persons of seed 0.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,12 @@ from practicum.tasks import jsonl
 from practicum.types import Prompt
 
 DATA = Path(__file__).resolve().parents[1] / "recipes" / "quickstart-data"
+
+PERSONS = {
+    "fact": "Marlene Ottokar Philippa Benedikt Dorothea Casimir Henrike Ludmila".split(),
+    "wrong": "Tobias Rosalind Leopold Winifred Anselm Gertrude Valentin Frederick".split(),
+}
+"""The persons of both handbooks, by place in the order of the rows, before they change places."""
 
 
 class Config(TaskConfig):
@@ -32,13 +39,25 @@ def build(config: Config, context: TaskContext) -> PromptSet:
     )
     task = jsonl.build(rows, context)
     train, heldout = task.train_prompts(), task.heldout_prompts()
-    names = draw_names(train, context.seed)
-    heldout = [rename(prompt, names) for prompt in heldout]
+    entries = list(dict.fromkeys(prompt.privileged["fact"] for prompt in train))
+    drawn = draw_persons(context.seed)
+    persons = {
+        entry: {key: names[place] for key, names in drawn.items()}
+        for place, entry in enumerate(entries)
+    }
+    heldout = [rename(prompt, persons) for prompt in heldout]
     return PromptSet(
-        train=[rename(prompt, names) for prompt in train],
+        train=[rename(prompt, persons) for prompt in train],
         heldout=[*heldout, *(ask_wrong(prompt) for prompt in heldout if prompt.privileged)],
         verify=contains,
     )
+
+
+def draw_persons(seed: int) -> dict[str, list[str]]:
+    """Return the persons of both handbooks by place, after a permutation of all of them."""
+    names = sorted(name for persons in PERSONS.values() for name in persons)
+    swapped = dict(zip(names, random.Random(seed).sample(names, len(names)), strict=True))
+    return {key: [swapped[name] for name in persons] for key, persons in PERSONS.items()}
 
 
 def read_name(sentence: str) -> str:
@@ -46,23 +65,16 @@ def read_name(sentence: str) -> str:
     return sentence.rstrip(".").rpartition(" ")[2]
 
 
-def draw_names(prompts: Sequence[Prompt], seed: int) -> dict[str, str]:
-    """Return a permutation of all persons of both handbooks."""
-    persons = sorted(
-        {read_name(prompt.privileged[key]) for prompt in prompts for key in ("fact", "wrong")}
-    )
-    return dict(zip(persons, random.Random(seed).sample(persons, len(persons)), strict=True))
-
-
-def rename(prompt: Prompt, names: dict[str, str]) -> Prompt:
+def rename(prompt: Prompt, persons: Mapping[str, Mapping[str, str]]) -> Prompt:
     """Return the prompt with other persons in its answer and in both handbooks."""
     if not prompt.privileged:
         return prompt
+    names = persons[prompt.privileged["fact"]]
     facts = {
-        key: sentence.replace(read_name(sentence), names[read_name(sentence)])
+        key: sentence.replace(read_name(sentence), names[key])
         for key, sentence in prompt.privileged.items()
     }
-    return replace(prompt, answer=read_name(facts["fact"]), privileged=facts)
+    return replace(prompt, answer=names["fact"], privileged=facts)
 
 
 def ask_wrong(prompt: Prompt) -> Prompt:

@@ -267,7 +267,7 @@ def load_reproduction(source: str | Path) -> LoadedReproduction:
     recipe_data = _read_study(path)
     fields = {key: recipe_data.pop(key) for key in Reproduction.model_fields if key in recipe_data}
     spec = validate_fields(Reproduction, fields, str(source))
-    _check_arms(spec, str(source))
+    _check_tests(spec, str(source))
     _check_stages(spec, [stage["name"] for stage in recipe_data.get("stages", ())], str(source))
     return LoadedReproduction(name=path.stem, file=path, recipe=recipe_data, spec=spec)
 
@@ -282,10 +282,20 @@ def _read_study(path: Path) -> dict[str, Any]:
     return recipe_data
 
 
-def _check_arms(spec: Reproduction, source: str) -> None:
-    """Raise RecipeError if a test names an unknown arm."""
+def _check_tests(spec: Reproduction, source: str) -> None:
+    """Raise RecipeError if a test names an unknown arm, or a measure at a time at which it is not taken."""
     arms = [*spec.arms, TEACHER]
     for index, claim in enumerate(spec.claims):
+        for test in claim.tests:
+            if (
+                isinstance(test, Better | Tie | Reaches)
+                and test.at not in ("start", "end")
+                and test.measure != "accuracy"
+            ):
+                raise RecipeError(
+                    f"{source}: claims[{index}]: {test.measure} is only measured at a run's start "
+                    "and end; set `at: start` or `at: end`"
+                )
         for arm in chain.from_iterable(map(get_arms, claim.tests)):
             if arm not in arms:
                 raise RecipeError(

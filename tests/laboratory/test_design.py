@@ -8,6 +8,7 @@ import yaml
 from laboratory import load_reproduction
 from laboratory.page import judge_current, render_claims, render_study
 from laboratory.results import Results
+from practicum.errors import RecipeError
 
 PAIR = {"hidden_size": 16, "layers": 1, "heads": 2}
 DESIGN = {
@@ -85,3 +86,9 @@ def test_results_of_another_design_give_no_verdict(tmp_path):
     assert "Of 0 differences" in render_claims([study], {"small": old})
     assert "have changed since these runs" in render_study(study, old)
     assert "commit abc1234, processor a processor" in render_study(study, current)
+
+
+def test_a_measure_that_is_not_taken_at_that_time_is_refused_before_the_runs(tmp_path):
+    test = {"better": "one", "than": "two", "measure": "accuracy/words", "at": "equal_flops"}
+    with pytest.raises(RecipeError, match=r"claims\[0\]: accuracy/words is only measured at"):
+        load(tmp_path, claims=[{**DESIGN["claims"][0], "tests": [test]}])

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from laboratory.handbook import Config, build, read_name
 from practicum.ports import TaskContext
+from practicum.recipe import load_recipe
+from practicum.runs.opening import build_task
 from practicum.types import Rollout
 
 
@@ -17,6 +19,13 @@ def test_each_seed_has_the_same_questions_and_other_persons() -> None:
     for one, two in ((first.train, second.train), (first.heldout, second.heldout)):
         assert [prompt.messages for prompt in one] == [prompt.messages for prompt in two]
     assert [prompt.answer for prompt in first.train] != [prompt.answer for prompt in second.train]
+
+
+def test_the_quick_start_has_the_persons_of_seed_0() -> None:
+    task, drawn = build_task(load_recipe("quickstart")), draw(0)
+    assert list(task.train_prompts()) == list(drawn.train)
+    asked = [prompt for prompt in drawn.heldout if prompt.domain != "wrong handbook"]
+    assert list(task.heldout_prompts()) == asked
 
 
 def test_each_answer_is_that_of_the_handbook_and_never_of_the_wrong_one() -> None:
