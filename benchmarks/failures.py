@@ -4,13 +4,13 @@
     python -m benchmarks failures --draws 5
 
 Each failure runs twice with the same seed, without and with its remedy. The outcome is the mean of a reading over the last five
-steps. With `--draws`, the five failures that have a healthy twin, which is the same run without the fault, run with that many
+steps. With `--draws`, the failures that have a healthy twin, which is the same run without the fault, run with that many
 seeds of models and prompts: failing, with the remedy, and as the twin.
 """
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,21 +23,6 @@ from practicum.training import loop
 from practicum.types import Rollout
 
 STUDENT, TEACHER = 40, 120
-
-WALK: dict[str, Any] = {
-    "task": {"type": "walker", "turns": 8},
-    "student": {
-        "model": {"architecture": "llama", "hidden_size": 24, "layers": 2, "heads": 2},
-        "template": "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}",
-    },
-    "teacher": {"type": "expert"},
-    "rollout.n": 1,
-    "rollout.max_new_tokens": 40,
-    "optimizer.learning_rate": 0.005,
-    "train.prompts_per_step": 32,
-    "train.steps": 240,
-}
-"""Walks whose expert never leaves the middle of the line; see `recipes/settings/walker.yaml`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,34 +286,6 @@ FAILURES: dict[str, FailedRun] = {
         student=0,
         twin={"teacher": {"type": "model", "model": "teacher"}},
     ),
-    "derailment": FailedRun(
-        "M34",
-        WALK
-        | {
-            "rollout.source": "join(teacher, 1)",
-            "objective": {
-                "losses": [
-                    # It only measures how the teacher sees the student's own walks.
-                    {
-                        "signal": "full",
-                        "divergence": "reverse_kl",
-                        "source": "student",
-                        "coefficient": 1e-6,
-                    },
-                    {"signal": "text", "divergence": "ce", "source": "teacher"},
-                ]
-            },
-        },
-        {
-            "rollout.source": "student",
-            "objective": {"signal": "full", "divergence": "reverse_kl"},
-        },
-        "wrong_after",
-        "the student's own walks",
-        "1011.0686",
-        slow=True,
-        twin={"task": {**WALK["task"], "spread": 6}},
-    ),
     "log-probabilities of the token before": FailedRun(
         "M16",
         {"train.steps": 10},
@@ -380,7 +337,7 @@ class Outcome:
 
 def provoke(failure: FailedRun) -> Outcome:
     """Let a toy run fail, and run it again with the remedy."""
-    with _build_models(failure, 0) as models:
+    with pair(failure.student, failure.teacher, task=failure.task) as models:
         with _tampered(failure.tampered) if failure.tampered else nullcontext():
             broken = play(models, _build_settings(models, failure, {}, 0))
         mended = play(models, _build_settings(models, failure, failure.mended, 0))
@@ -403,19 +360,13 @@ def draw(failure: FailedRun, draws: int) -> dict[str, dict[str, Any]]:
     }
     drawn = {arm: {"alarms": [], "outcomes": []} for arm in arms}
     for seed in range(draws):
-        with _build_models(failure, seed) as models:
+        with pair(failure.student, failure.teacher, seed, failure.task) as models:
             for arm, changes in arms.items():
                 played = play(models, _build_settings(models, failure, changes, seed))
                 if failure.monitor in played.list_ids():
                     drawn[arm]["alarms"].append(seed)
                 drawn[arm]["outcomes"].append(round(_read_outcome(played, failure.outcome), 4))
     return drawn
-
-
-def _build_models(failure: FailedRun, seed: int) -> AbstractContextManager[Path]:
-    if failure.broken.get("task") == WALK["task"]:
-        return nullcontext(Path())
-    return pair(failure.student, failure.teacher, seed, failure.task)
 
 
 def _build_settings(
@@ -434,11 +385,8 @@ def _build_settings(
         made["teacher"] = {**teacher, "teacher": model}
     if teacher.get("type") == "model":
         made["teacher"] = model
-    if isinstance(made.get("student", {}).get("model"), str):
+    if "student" in made:
         made["student"] = {"model": str(models / made["student"]["model"])}
-    if "template" in made.get("student", {}):
-        student = made["student"]
-        made["student"] = {**student, "model": {**student["model"], "seed": seed}}
     return made
 
 

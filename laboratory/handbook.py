@@ -20,8 +20,26 @@ from practicum.types import Prompt
 DATA = Path(__file__).resolve().parents[1] / "recipes" / "quickstart-data"
 
 PERSONS = {
-    "fact": "Marlene Ottokar Philippa Benedikt Dorothea Casimir Henrike Ludmila".split(),
-    "wrong": "Tobias Rosalind Leopold Winifred Anselm Gertrude Valentin Frederick".split(),
+    "fact": [
+        "Marlene",
+        "Ottokar",
+        "Philippa",
+        "Benedikt",
+        "Dorothea",
+        "Casimir",
+        "Henrike",
+        "Ludmila",
+    ],
+    "wrong": [
+        "Tobias",
+        "Rosalind",
+        "Leopold",
+        "Winifred",
+        "Anselm",
+        "Gertrude",
+        "Valentin",
+        "Frederick",
+    ],
 }
 """The persons of both handbooks, by place in the order of the rows, before they change places."""
 

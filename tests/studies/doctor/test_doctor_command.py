@@ -1,6 +1,7 @@
 """`practicum doctor` as a command: its output, its files, its exit code, and the rule of its verdict."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -225,6 +226,19 @@ def test_sft_instead_where_answers_are_short_and_the_teacher_is_far_larger() -> 
     assert decide(_results(P16="warn"), 12.0).advice.startswith("SFT instead")
     assert decide(_results(P16="warn"), 2.0).advice.startswith("OPD should work")
     assert decide(_results(), 12.0).advice.startswith("OPD.")
+
+
+def test_rl_is_no_advice_where_no_prompt_is_solved_sometimes() -> None:
+    results = _results(P12="warn")
+    assert "RL can follow" in decide(results, None).advice
+    unsolved = replace(results[-1].outcome, value=Interval(0.0, 0.0, 0.2))
+    results = [
+        replace(result, outcome=replace(unsolved, status=result.outcome.status))
+        if result.check.id == "P12"
+        else result
+        for result in results
+    ]
+    assert "RL" not in decide(results, None).advice
 
 
 def test_exit_codes_are_their_own_and_only_a_go_is_zero() -> None:

@@ -180,7 +180,8 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
     """Advise supervised (SFT), on-policy (OPD) or reinforcement learning (RL)."""
     findings = {result.check.id: result.outcome for result in results}
     status = {name: finding.status for name, finding in findings.items()}
-    can_use_rl = status.get("P12") in ("pass", "warn")
+    solved = findings["P12"].value if "P12" in findings else None
+    can_use_rl = status.get("P12") in ("pass", "warn") and solved is not None and solved.mean > 0
     if word == "BROKEN-SETUP":
         return _suggest_setup_fixes(findings)
     if word == "NO-REWARD":
