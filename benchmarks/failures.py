@@ -358,15 +358,15 @@ def draw(failure: FailedRun, draws: int) -> dict[str, dict[str, Any]]:
         "with the remedy": failure.mended,
         "twin": failure.twin or {},
     }
-    drawn = {arm: {"alarms": [], "outcomes": []} for arm in arms}
+    by_arm = {arm: {"alarms": [], "outcomes": []} for arm in arms}
     for seed in range(draws):
         with pair(failure.student, failure.teacher, seed, failure.task) as models:
             for arm, changes in arms.items():
                 played = play(models, _build_settings(models, failure, changes, seed))
                 if failure.monitor in played.list_ids():
-                    drawn[arm]["alarms"].append(seed)
-                drawn[arm]["outcomes"].append(round(_read_outcome(played, failure.outcome), 4))
-    return drawn
+                    by_arm[arm]["alarms"].append(seed)
+                by_arm[arm]["outcomes"].append(round(_read_outcome(played, failure.outcome), 4))
+    return by_arm
 
 
 def _build_settings(
@@ -414,10 +414,10 @@ def _report_draws(options: Namespace) -> None:
     figures = {}
     for name in options.only or [name for name in FAILURES if FAILURES[name].twin is not None]:
         failure = FAILURES[name]
-        drawn = draw(failure, options.draws)
-        figures[name] = {"monitor": failure.monitor, "reading": failure.outcome, **drawn}
+        by_arm = draw(failure, options.draws)
+        figures[name] = {"monitor": failure.monitor, "reading": failure.outcome, **by_arm}
         row = [name, failure.monitor, failure.outcome]
-        for arm in drawn.values():
+        for arm in by_arm.values():
             row += [f"{len(arm['alarms'])} of {options.draws}", spread(arm["outcomes"])["median"]]
         print(format_table(DRAWN, [row]))
     session.report(modes=figures)

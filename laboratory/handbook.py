@@ -58,9 +58,9 @@ def build(config: Config, context: TaskContext) -> PromptSet:
     task = jsonl.build(rows, context)
     train, heldout = task.train_prompts(), task.heldout_prompts()
     entries = list(dict.fromkeys(prompt.privileged["fact"] for prompt in train))
-    drawn = draw_persons(context.seed)
+    persons_by_handbook = draw_persons(context.seed)
     persons = {
-        entry: {key: names[place] for key, names in drawn.items()}
+        entry: {key: names[place] for key, names in persons_by_handbook.items()}
         for place, entry in enumerate(entries)
     }
     heldout = [rename(prompt, persons) for prompt in heldout]

@@ -76,7 +76,7 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
     lines = [
         f"# {study.name.replace('_', ' ').capitalize()}\n",
         f"{study.spec.question}\n",
-        f"![{study.spec.question}](../img/evidence/{study.name}.svg)\n",
+        f"![{study.name}](../img/evidence/{study.name}.svg)\n",
         _render_arms(study, results),
         "",
     ]
@@ -115,8 +115,8 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         if results.versions.get(name)
     )
     lines.append(
-        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores "
-        f"with other work running; {versions or 'versions not recorded'}. [All studies](../evidence.md)."
+        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores; "
+        f"{versions}. [All studies](../evidence.md)."
     )
     return "\n".join(lines) + "\n"
 

@@ -177,8 +177,7 @@ def adds(line: dict[str, Any], control: dict[str, Any]) -> str:
     if not contains_zero(found) and found.mean < 0:
         return f"the teacher costs {-found.mean:.2f} [{-found.high:.2f}, {-found.low:.2f}]"
     size = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-    nothing = "nothing that the seeds resolve: " if contains_zero(found) else ""
-    return f"the teacher adds {nothing}{size}"
+    return f"not resolved: {size}" if contains_zero(found) else f"the teacher adds {size}"
 
 
 def _line(name: str) -> dict[str, Any] | None:
