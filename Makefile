@@ -45,12 +45,9 @@ test check: $(VENV)/.ready-dev
 SHAPED := $(addprefix tests/,functional losses objective backends training statistics rollouts teachers methods)
 whole: $(VENV)/.ready-dev
 	@echo "== tests with checks of shapes: laws, losses, backends =="
-	@$(PYTEST) -n auto --durations 15 -m "not long and not slow and not gpu" $(SHAPED); first=$$?; \
-	echo "== tests: units, contracts, toy runs, recipes, golden curves =="; \
-	JAXTYPING_DISABLE=1 $(PYTEST) -n auto --durations 15 -m "not long and not slow and not gpu" tests \
-	$(addprefix --ignore=,$(SHAPED)) || first=$$?; \
-	echo "== long tests: services, processes, studies =="; \
-	JAXTYPING_DISABLE=1 $(PYTEST) -n auto --durations 15 -m "long and not slow and not gpu" && exit $$first
+	@$(PYTEST) -n auto --durations 10 -m "not long and not slow and not gpu" $(SHAPED); first=$$?; \
+	echo "== tests: units, contracts, toy runs, recipes, services, processes, studies =="; \
+	JAXTYPING_DISABLE=1 $(PYTEST) -n auto --durations 25 -m "not slow and not gpu" --long-only "$(SHAPED)" && exit $$first
 
 # `make test` checks shapes in the tests named by SHAPED, and runs all cases of a test that has many.
 short: $(VENV)/.ready-dev

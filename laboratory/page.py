@@ -156,7 +156,13 @@ def _render_arms(study: LoadedReproduction, results: Results) -> str:
 
 def _format_rate(results: Results, arm: str) -> str:
     rate = results.chosen.get(arm, {}).get("learning_rate")
-    return "" if rate is None else f"{rate:g}"
+    if rate is None:
+        return ""
+    tried = [row["learning_rate"] for row in results.tried if row["arm"] == arm]
+    edge = (
+        "≥" if rate == max(tried, default=None) else "≤" if rate == min(tried, default=None) else ""
+    )
+    return f"{edge}{rate:g}"
 
 
 def _format_alarms(results: Results, arm: str) -> str:

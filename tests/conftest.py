@@ -23,19 +23,25 @@ FEW = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a short run skip most cases of tests that have many."""
+    """Let a short run skip most cases of tests that have many, and a second run those of the first."""
     parser.addoption(
         "--every",
         type=int,
         default=1,
         help=f"of a test with more than {FEW} cases, run every n-th case",
     )
+    parser.addoption(
+        "--long-only",
+        default="",
+        help="folders, with spaces between them, of which only the long tests are run",
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run every n-th case of a test, beginning with its first."""
+    """Run every n-th case of a test, beginning with its first, and of some folders only the long tests."""
     every = config.getoption("every")
+    folders = [config.rootpath / name for name in config.getoption("long_only").split()]
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -45,6 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if len(same) > FEW
         for place, item in enumerate(same)
         if place % every
+    ]
+    left_out += [
+        item
+        for item in items
+        if not item.get_closest_marker("long")
+        and any(item.path.is_relative_to(folder) for folder in folders)
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

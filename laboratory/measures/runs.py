@@ -38,6 +38,9 @@ ReadMore = Callable[[Path], Mapping[str, float]]
 TUNING_SEED = 1000
 """The seed of the sweep; no counted run has it."""
 
+WIDENINGS = 2
+"""How often a sweep goes on beyond an edge that is best."""
+
 
 class Config(FrozenConfig):
     """No settings."""
@@ -66,17 +69,7 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
     if job.recorded:
         chosen |= {arm: best["learning_rate"] for arm, best in job.recorded.chosen.items()}
     elif swept and job.scale.sweep:
-        sources = {
-            f"{arm}-lr{rate:g}": write_arm(job, arm, rate, find_model)
-            for arm in swept
-            for rate in swept[arm]
-        }
-        sweep = folder / "sweep"
-        finished = _run_arms(sources, sweep, job, seeds=1, first=TUNING_SEED)
-        scores = {outcome.arm: _read_outcome(sweep, outcome, more) for outcome in finished.outcomes}
-        alarms = {outcome.arm: read_alarms(sweep / outcome.folder) for outcome in finished.outcomes}
-        tried = rank_rates(scores, alarms, swept, study.spec)
-        failures += finished.failures
+        tried, failures = sweep_rates(job, swept, find_model, more)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     sources = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
     runs = folder / "runs"
@@ -96,6 +89,67 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
         doctor=_examine_arms(sources, job),
         failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in failures],
     )
+
+
+def sweep_rates(
+    job: ReproductionJob,
+    swept: Mapping[str, Sequence[float]],
+    find_model: FindModel,
+    more: ReadMore,
+) -> tuple[list[dict[str, Any]], list[FailedRun]]:
+    """Run the arms at each rate, and at further rates where the best is at an edge.
+
+    Returns the rows of `rank_rates` and the failed runs. No counted run has the seed of the sweep.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    alarms: dict[str, list[str]] = {}
+    failures: list[FailedRun] = []
+    tried: list[dict[str, Any]] = []
+    rates, missing = {arm: sorted(several) for arm, several in swept.items()}, swept
+    for number in range(1 + WIDENINGS):
+        sources = {
+            f"{arm}-lr{rate:g}": write_arm(job, arm, rate, find_model)
+            for arm, several in missing.items()
+            for rate in several
+        }
+        folder = job.folder / ("sweep" if number == 0 else f"sweep-wider-{number}")
+        finished = _run_arms(sources, folder, job, seeds=1, first=TUNING_SEED)
+        for outcome in finished.outcomes:
+            scores[outcome.arm] = _read_outcome(folder, outcome, more)
+            alarms[outcome.arm] = read_alarms(folder / outcome.folder)
+        failures += finished.failures
+        tried = rank_rates(scores, alarms, rates, job.study.spec)
+        missing = find_wider_rates(tried, job.study.spec)
+        if not missing:
+            break
+        if number < WIDENINGS:
+            rates = {
+                arm: sorted([*several, *missing.get(arm, ())]) for arm, several in rates.items()
+            }
+    return tried, failures
+
+
+def find_wider_rates(
+    tried: Sequence[Mapping[str, Any]], spec: Reproduction
+) -> dict[str, list[float]]:
+    """Return two rates beyond the edge of each arm whose best rate is at an edge and beats the next one.
+
+    A step is the ratio of the two outermost rates.
+    """
+    sign = 1 if spec.aim_at == "highest" else -1
+    wider: dict[str, list[float]] = {}
+    for arm in dict.fromkeys(row["arm"] for row in tried):
+        rows = sorted(
+            (row for row in tried if row["arm"] == arm), key=lambda row: row["learning_rate"]
+        )
+        for edge, inner in ((rows[0], rows[1]), (rows[-1], rows[-2])):
+            is_better = inner[spec.aim] is None or (
+                edge[spec.aim] is not None and sign * (edge[spec.aim] - inner[spec.aim]) > 0
+            )
+            if edge["chosen"] and is_better:
+                rate, ratio = edge["learning_rate"], edge["learning_rate"] / inner["learning_rate"]
+                wider[arm] = [float(f"{rate * ratio**step:.3g}") for step in (1, 2)]
+    return wider
 
 
 def _examine_arms(sources: Mapping[str, str], job: ReproductionJob) -> dict[str, dict[str, Any]]:

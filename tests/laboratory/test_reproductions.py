@@ -15,7 +15,7 @@ from laboratory import (
     reproduce,
 )
 from laboratory.__main__ import app
-from laboratory.measures.runs import rank_rates
+from laboratory.measures.runs import find_wider_rates, rank_rates
 from laboratory.study import Reproduction, resolve_stage_models
 from practicum.errors import PracticumError, RecipeError
 from practicum.objective import VERIFIER
@@ -123,10 +123,9 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     results = read_results(found.folder / "results.json")
     assert results == found.results
     assert sorted(results.readings["reverse"]["accuracy"]) == [0]
-    assert [(row["arm"], row["learning_rate"]) for row in results.tried] == [
-        ("reverse", 0.001),
-        ("reverse", 0.01),
-    ]
+    assert {row["arm"] for row in results.tried} == {"reverse"}
+    rates = [row["learning_rate"] for row in results.tried]
+    assert rates == sorted(rates) and {0.001, 0.01} <= set(rates)
     assert [row["chosen"] for row in results.tried].count(True) == 1
     assert all(isinstance(row["alarms"], list) for row in results.tried)
     assert set(results.chosen) == {"reverse"}, "an arm with one learning rate is not swept"
@@ -136,9 +135,12 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     free = next((found.folder / "runs").glob("free/*/recipe.json"))
     assert "unlikely" in free.read_text() and results.readings["free"]["accuracy"]
     drawn = (found.folder / "plot.svg").read_text()
-    assert "<svg" in drawn and drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
+    assert "<svg" in drawn and drawn.count("<rect") == len(rates) and "reverse at 0.01: " in drawn
     page = render_study(found.study, results)
-    assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
+    assert (
+        f"| arm | {' | '.join(f'{rate:g}' for rate in rates)} |" in page
+        and "the doctor, before forward: " in page
+    )
     assert results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
     with pytest.raises(
         RecipeError, match="already holds this reproduction; resume it with --resume"
@@ -258,6 +260,28 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
         PracticumError, match="no learning rate of arm 'one' finished a run with 'acceptance'"
     ):
         chosen(aim="acceptance")
+
+
+@pytest.mark.parametrize(
+    ("scores", "wider"),
+    [
+        ([0.1, 0.5, 0.3], None),
+        ([0.1, 0.3, 0.5], [0.09, 0.27]),
+        ([0.5, 0.3, 0.1], [0.0004, 8e-05]),
+        ([0.5, 0.5, 0.5], None),
+        ([None, 0.5, 0.5], None),
+        ([None, None, 0.2], [0.09, 0.27]),
+    ],
+)
+def test_a_sweep_goes_on_beyond_an_edge_that_is_best(scores, wider):
+    rates = (0.002, 0.01, 0.03)
+    spec = Reproduction(question="?", arms={}, claims=SMALL["claims"])
+    by_rate = {
+        f"one-lr{rate:g}": {} if score is None else {"accuracy": score}
+        for rate, score in zip(rates, scores, strict=True)
+    }
+    rows = rank_rates(by_rate, {}, {"one": rates}, spec)
+    assert find_wider_rates(rows, spec) == ({} if wider is None else {"one": wider})
 
 
 STAGES = [
