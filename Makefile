@@ -42,7 +42,7 @@ test check: $(VENV)/.ready-dev
 
 # Checks of shapes take a quarter of the time, so only the tests of the code that computes with tensors have them. The long tests
 # are whole runs, services and processes of the same code.
-SHAPED := $(addprefix tests/,functional losses objective backends training statistics rollouts teachers methods)
+SHAPED := $(addprefix tests/,functional losses objective statistics backends)
 whole: $(VENV)/.ready-dev
 	@echo "== tests with checks of shapes: laws, losses, backends =="
 	@$(PYTEST) -n auto --durations 10 -m "not long and not slow and not gpu" $(SHAPED); first=$$?; \

@@ -39,7 +39,7 @@ TUNING_SEED = 1000
 """The seed of the sweep; no counted run has it."""
 
 WIDENINGS = 2
-"""How often a sweep goes on beyond an edge that is best."""
+"""The number of times that a sweep goes on beyond an edge that is best."""
 
 
 class Config(FrozenConfig):
