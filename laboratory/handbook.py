@@ -1,6 +1,6 @@
 """The handbook of the quick start with persons drawn by the run's seed, and questions about a wrong handbook.
 
-The held-out questions are those of the quick start, and each question about the handbook once more
+The held-out questions are the questions of the quick start, and each handbook question once more
 with the domain `wrong handbook`: its answer is what the wrong handbook says. The quick start has
 the persons of seed 0.
 """

@@ -207,7 +207,7 @@ class LoadedReproduction(FrozenConfig):
         return {**self.build_recipe(arm, scale), "stages": stages}
 
     def digest_design(self, form: str) -> str:
-        """Return a digest of what the runs depend on: arms, recipe, stages, rates and measure.
+        """Return a digest of everything that changes the runs: arms, recipe, stages, rates and measure.
 
         Descriptions, claims and the number of seeds do not count.
         """

@@ -39,7 +39,7 @@ TUNING_SEED = 1000
 """The seed of the sweep; no counted run has it."""
 
 WIDENINGS = 2
-"""The number of times that a sweep goes on beyond an edge that is best."""
+"""The largest number of extensions of a sweep beyond an edge."""
 
 
 class Config(FrozenConfig):
