@@ -312,6 +312,8 @@ def test_a_limit_that_cuts_the_teacher_off_fails_and_alone_the_students_warns(fo
         finding(found, "P9").status == "fail"
         and "of the teacher's" in finding(found, "P9").sentence
     )
+    unsolved = finding(found, "P12")
+    assert (unsolved.status, unsolved.fix) == ("warn", ()), "weights by pass rate leave out all"
 
 
 def test_a_comparison_of_one_answer_with_itself_is_named(folder: Path) -> None:

@@ -167,8 +167,9 @@ def check_pass_rates(evidence: Evidence) -> CheckOutcome:
         return CheckOutcome("pass", text, share, "of prompts")
     if not sometimes and not any(term.needs_signal for term in evidence.plan.objective.losses):
         return CheckOutcome("fail", f"{text}: choose other prompts", share, "of prompts")
-    fix = override_terms(evidence.recipe, "samples=pass_rate")
-    if evidence.recipe.rollout.n == 1:
+    # Weights by the pass rate leave out every prompt that is never solved.
+    fix = override_terms(evidence.recipe, "samples=pass_rate") if sometimes else ()
+    if sometimes and evidence.recipe.rollout.n == 1:
         fix += ("rollout.n=4",)
     return CheckOutcome("warn", text, share, "of prompts", fix)
 
