@@ -430,6 +430,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, help="seeds for the failures with a healthy twin")
     options = parser.parse_args()
     if options.draws:
+        lacking = [name for name in options.only or () if FAILURES[name].twin is None]
+        if lacking:
+            parser.error(f"--draws: no healthy twin is defined for {', '.join(lacking)}")
         _report_draws(options)
         return
     chosen = options.only or [

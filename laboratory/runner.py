@@ -63,15 +63,16 @@ def reproduce(
     job = ReproductionJob(study, scale, folder, at_once, console, recorded)
     with _count_seconds(clock), _importable():
         measured = load_plugin("laboratory.measures", config.type).measure(config, job)
+    counted = read_json(clock)
     results = replace(
         measured,
         name=study.name,
         form=form,
-        seconds=read_json(clock)["seconds"],
+        seconds=counted["seconds"],
         versions={
             **{name: str(version) for name, version in collect_versions().items()},
             "processor": str(describe_machine()["processor"]),
-            "commit": describe_commit(),
+            "commit": ", ".join(counted["commits"]),
         },
         design=study.digest_design(form),
     )
@@ -132,12 +133,14 @@ def _importable() -> Iterator[None]:
 
 @contextmanager
 def _count_seconds(path: Path) -> Iterator[None]:
-    """Add the seconds of the block to the file, so that resumed calls are summed."""
-    seconds = read_json(path)["seconds"] if path.is_file() else 0.0
+    """Add the seconds of the block and its commit to the file, so that resumed calls are summed."""
+    saved = read_json(path) if path.is_file() else {"seconds": 0.0, "commits": []}
+    commits = list(dict.fromkeys([*saved["commits"], describe_commit()]))
     # Written at the start, too: the file marks the folder as one to resume after a kill.
-    write_json(path, {"seconds": seconds})
+    write_json(path, {**saved, "commits": commits})
     began = time.monotonic()
     try:
         yield
     finally:
-        write_json(path, {"seconds": seconds + time.monotonic() - began})
+        seconds = saved["seconds"] + time.monotonic() - began
+        write_json(path, {"seconds": seconds, "commits": commits})

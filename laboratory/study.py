@@ -207,9 +207,9 @@ class LoadedReproduction(FrozenConfig):
         return {**self.build_recipe(arm, scale), "stages": stages}
 
     def digest_design(self, form: str) -> str:
-        """Return a digest of everything that changes the runs: arms, recipe, stages, rates and measure.
+        """Return a digest of the study's keys that change the runs: arms, recipe, stages, rates and measure.
 
-        Descriptions, claims and the number of seeds do not count.
+        Descriptions, claims, the number of seeds, code and the rows of data files do not count.
         """
         scale = self.spec.full if form == "full" else self.spec.quick
         arms = {arm: _leave_out_words(self.build_recipe(arm, scale)) for arm in self.spec.arms}

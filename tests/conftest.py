@@ -23,7 +23,7 @@ FEW = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a short run skip most cases of tests that have many, and a second run those of the first."""
+    """Let a short run skip most cases of tests that have many, and a second run skip what the first has run."""
     parser.addoption(
         "--every",
         type=int,

@@ -132,7 +132,7 @@ def sweep_rates(
 def find_wider_rates(
     tried: Sequence[Mapping[str, Any]], spec: Reproduction
 ) -> dict[str, list[float]]:
-    """Return two rates beyond the edge of each arm whose best rate is at an edge and beats the next one.
+    """Return, by arm, two rates beyond the edge if the best rate is there and beats its neighbour.
 
     A step is the ratio of the two outermost rates.
     """

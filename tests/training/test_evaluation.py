@@ -275,6 +275,8 @@ def test_domains_are_measured_apart_and_make_up_the_whole(models: Path, tmp_path
     assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
     printed = {row[0]: row[1:] for row in build_comparison(found, found, None)}
     assert printed["accuracy, copy"] == [str(found.by_domain["copy"])] * 2 + [""]
+    many = replace(found, by_domain={str(number): found.by_domain["copy"] for number in range(9)})
+    assert not any("accuracy, " in row[0] for row in build_comparison(many, many, None))
     assert measured(built(models, tmp_path)).by_domain == {}, "prompts without a domain"
 
 

@@ -16,8 +16,8 @@ ALL_DONE = "all steps done"
 BUDGET_SPENT, FINISHED_BY = "budget spent", "finished by"
 """The beginning of `ended` if the budget ended the run, or a monitor with the action `finish`."""
 
-MAX_PROMPTS, WIDTH = 6, 60
-"""The number of held-out prompts in a table, and the number of characters of each text."""
+MAX_PROMPTS, MAX_DOMAINS, WIDTH = 6, 8, 60
+"""The number of held-out prompts in a table, the most domains in it, and the number of characters of each text."""
 
 
 def build_comparison(
@@ -50,7 +50,7 @@ def build_comparison(
                 f"accuracy, {_shorten(make_printable(domain))}",
                 lambda column, domain=domain: str(column.by_domain.get(domain, "")),
             )
-            for domain in (before.by_domain if len(before.by_domain) > 1 else ())
+            for domain in (before.by_domain if 1 < len(before.by_domain) <= MAX_DOMAINS else ())
         ),
         build_measure_row(
             "reverse KL to teacher / token",
