@@ -88,6 +88,10 @@ REWARDED = [
     {"signal": "full", "divergence": "reverse_kl", "coefficient": 0.01},
 ]
 
+WALKS = {"type": "walker", "turns": 8, "slip": 0.001, "train_size": 2048, "heldout_size": 0}
+OWN_WALKS = {"signal": "full", "divergence": "reverse_kl", "source": "student"}
+IMITATION = {"signal": "text", "divergence": "ce", "source": "teacher"}
+
 FAILURES: dict[str, FailedRun] = {
     "stop id that the student never sees": FailedRun(
         "M8",
@@ -285,6 +289,27 @@ FAILURES: dict[str, FailedRun] = {
         task={"alphabet": "abcdefghijklmnopqrstuvwxyz"},
         student=0,
         twin={"teacher": {"type": "model", "model": "teacher"}},
+    ),
+    "derailment": FailedRun(
+        "M34",
+        {
+            "teacher": {"type": "expert"},
+            "rollout": {"n": 1, "max_new_tokens": 40, "source": "join(teacher, 1)"},
+            # The student's own walks are watched and hardly trained on.
+            "objective": {"losses": [{**OWN_WALKS, "coefficient": 1e-6}, IMITATION]},
+            "optimizer": {"learning_rate": 0.004, "warmup_steps": 5, "betas": [0.9, 0.98]},
+            "train": {"steps": 100, "prompts_per_step": 48, "threads": 1},
+            "backend": {"sampling_batch": 96},
+        },
+        {"objective": {"losses": [OWN_WALKS, IMITATION]}},
+        "wrong_after",
+        "the expert also labels the student's own walks (DAgger)",
+        "1011.0686",
+        slow=True,
+        task=WALKS,
+        student=1200,
+        teacher=0,
+        twin={"task": {**WALKS, "spread": 6}},
     ),
     "log-probabilities of the token before": FailedRun(
         "M16",

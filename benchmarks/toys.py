@@ -5,7 +5,7 @@ import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from practicum.ports import TaskContext
 from practicum.recipe import parse_recipe
 from practicum.runs import run
 from practicum.tasks.calculator import SCHEMA, Expressions
+from practicum.tasks.walker import Walker
 from practicum.types import Message, Prompt
 
 TASK = {
@@ -47,6 +48,11 @@ SHOWING_TOOLS = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """A template with the names of the tools, which renders results like questions."""
+WITHOUT_ROLES = (
+    "{% for m in messages %}{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"
+)
+"""A template without marks of roles: an action directly follows the digits that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,11 @@ def pair(
         module = load_plugin("tasks", settings["type"])
         config = module.Config(**settings)
         built = module.build(config, TaskContext(seed=0, base_dir=folder))
-        is_calculator = isinstance(built, Expressions)
-        prompts = draw_lessons(built) if is_calculator else built.train_prompts()
-        alphabet = built.letters if is_calculator else config.alphabet
+        prompts, alphabet, template = built.train_prompts(), "", None
+        if isinstance(built, Expressions):
+            prompts, alphabet, template = draw_lessons(built), built.letters, SHOWING_TOOLS
+        elif isinstance(built, Walker):
+            prompts, alphabet, template = list_first_actions(built), built.letters, WITHOUT_ROLES
         for number, (who, steps) in enumerate((("student", student), ("teacher", teacher))):
             made = ScratchConfig(
                 hidden_size=WIDTH,
@@ -90,9 +98,9 @@ def pair(
                 seed=2 * seed + number,
                 pretrain=PretrainConfig(steps=steps),
             )
-            build_scratch_model(folder / who, made, alphabet, prompts)
-            if is_calculator:
-                (folder / who / "chat_template.jinja").write_text(SHOWING_TOOLS, encoding="utf-8")
+            build_scratch_model(folder / who, made, alphabet or config.alphabet, prompts)
+            if template is not None:
+                (folder / who / "chat_template.jinja").write_text(template, encoding="utf-8")
         yield folder
 
 
@@ -107,6 +115,15 @@ def draw_lessons(task: Expressions) -> list[Prompt]:
             turns += draw.choices(list(texts), list(texts.values()))
             lessons.append(Prompt(f"{prompt.id} {len(turns)}", tuple(messages), answer=turns[-1]))
             messages += [Message("assistant", turns[-1]), Message("user", str(prompt.answer))]
+    return lessons
+
+
+def list_first_actions(task: Walker) -> list[Prompt]:
+    """Return the expert's best action in the first turn of each walk."""
+    lessons = []
+    for prompt in task.train_prompts():
+        actions = task.expert(prompt, ())
+        lessons.append(replace(prompt, answer=max(actions, key=lambda action: actions[action])))
     return lessons
 
 

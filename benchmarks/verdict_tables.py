@@ -15,7 +15,7 @@ ROWS = Path(__file__).resolve().parents[1] / "results" / "verdicts.jsonl"
 SMALLEST_LOSS = 0.1
 """A run that ends less than this below its twin is not harmed by its fault."""
 
-ROUND, TUNING = 19, range(8)
+ROUND, TUNING = 19, range(15)
 """Setups per round, which has each fault once, and the rounds that were used to choose thresholds."""
 
 Row = Mapping[str, Any]
@@ -145,7 +145,7 @@ def split_runs(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def render_alarms(rows: Sequence[Row] | None = None) -> str:
-    """Render how often any monitor, and each, raises an alarm in bad and in good runs of the report."""
+    """Render how often any monitor, and each with three alarms or more, speaks in bad and in good runs of the report."""
     rows = [row for row in (read_rows() if rows is None else rows) if is_report(row)]
     bad, good = split_runs(rows)
     table = []
@@ -156,7 +156,7 @@ def render_alarms(rows: Sequence[Row] | None = None) -> str:
         )
     for name, monitor in MONITORS.items():
         counts = [sum(name in row["alarms"] for row in group) for group in (bad, good)]
-        if any(counts):
+        if sum(counts) > 2:
             shares = (
                 f"{count}/{len(group)}" for count, group in zip(counts, (bad, good), strict=True)
             )

@@ -64,7 +64,6 @@ HEALTHY = {
 
 TROUBLE: dict[str, dict[str, Any]] = {
     "M1": {"nonfinite": 2.0},
-    "M2": {"grad_norm": 11.0},
     "M3": {"grad_norm": 0.05},
     "M4": {"truncated": 0.6},
     "M5": {"repetition": 0.11},
@@ -73,7 +72,7 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M8": {"stop_gap_p90": -20.0},
     "M10": {"overlap_mass": 0.8},
     "M12": {"student_entropy": 0.3},
-    "M13": {"student_entropy_at_64": 3.5},
+    "M13": {"student_entropy_at_64": 4.5},
     "M14": {"trap_rate": 0.6},
     "M16": {"probability_error": 1.08},
     "M17": {"effective_share": 0.2},
@@ -93,8 +92,8 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M36": {"scorer-critic/gap": 0.6, "scorer-critic/agreement": 0.5},
     "M37": {"calls_surplus": 2.0},
     "M38": {"scorer-critic/skipped": 2.0},
-    "M39": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.45},
-    "M40": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.45},
+    "M39": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.55},
+    "M40": {"heldout_reverse_kl": 0.8, "heldout_reverse_kl_rise": 0.55},
 }
 
 RECIPE = resolve_recipe(load_recipe("smoke/toy"))
@@ -125,8 +124,8 @@ def test_a_healthy_run_is_quiet():
     ("before", "after", "is_alarm"),
     [
         (0.368, 5.656, True),
-        (0.368, 0.822, True),
-        (0.368, 0.7, False),
+        (0.368, 1.2, True),
+        (0.368, 1.0, False),
         (0.02, 0.15, False),
         (0.02, 0.23, True),
         (3.0, 3.5, False),
@@ -137,7 +136,7 @@ def test_a_healthy_run_is_quiet():
 def test_one_evaluation_far_from_the_teacher_is_enough(
     before: float, after: float, is_alarm: bool, recipe: dict[str, Any], name: str
 ) -> None:
-    """Twice as far and 0.2 nats per token farther; no baseline of steps is needed."""
+    """Three times as far and 0.2 nats per token farther; no baseline of steps is needed."""
     readings = {"heldout_reverse_kl": after, "heldout_reverse_kl_rise": after - before}
     alarms = watch(recipe).replay([{"step": 1, **HEALTHY, **readings}])
     assert {alarm.id for alarm in alarms} & {"M39", "M40"} == ({name} if is_alarm else set())
@@ -146,10 +145,28 @@ def test_one_evaluation_far_from_the_teacher_is_enough(
     ]
 
 
+@pytest.mark.parametrize("recipe", [RECIPE, REWARDED])
+def test_twenty_steps_without_a_right_completion_are_told_once(recipe: dict[str, Any]):
+    def count(*parts: tuple[int, dict[str, float]]) -> list[int]:
+        alarms = watch(recipe).replay(rows(*parts))
+        return [alarm.step for alarm in alarms if alarm.id == "M41"]
+
+    wrong = {"reward": 0.0}
+    assert count((40, wrong)) == [20]
+    assert count((19, wrong), (1, {"reward": 0.02}), (19, wrong)) == []
+    assert count((5, {}), (30, wrong)) == [25]
+
+
+def test_a_task_without_a_verifier_has_no_right_completions_to_miss():
+    unrewarded = {name: value for name, value in HEALTHY.items() if name != "reward"}
+    alarms = watch().replay([{"step": step, **unrewarded} for step in range(1, 60)])
+    assert "M41" not in {alarm.id for alarm in alarms}
+
+
 @pytest.mark.parametrize("name", TROUBLE)
 def test_trouble_is_told_after_as_many_steps_as_the_table_says(name: str):
-    alarms = watch(OURS.get(name, RECIPE)).replay(rows((20, {}), (8, TROUBLE[name])))
-    (alarm,) = [alarm for alarm in alarms if alarm.id == name and alarm.step < 29][:1]
+    alarms = watch(OURS.get(name, RECIPE)).replay(rows((20, {}), (14, TROUBLE[name])))
+    (alarm,) = [alarm for alarm in alarms if alarm.id == name][:1]
     monitor = MONITORS[name]
     assert 20 + monitor.persistence <= alarm.step <= 20 + monitor.persistence + 4
     assert alarm.action == monitor.action or alarm.action == (monitor.escalation or ("", ""))[1]

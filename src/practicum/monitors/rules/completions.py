@@ -127,7 +127,7 @@ def judge_stops(view: StepView, limits: Thresholds) -> RuleResult | None:
     "{change:g} times the baseline in the last bin of positions, the first being flat",
     (patches.halve_completions, patches.train_on_prefix, patches.halve_learning_rate),
     "2604.13016, section 6.1",
-    change=3.0,
+    change=4.0,
 )
 def judge_tail_entropy(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Entropy rises at the end of long completions and not at their beginning."""
@@ -154,6 +154,7 @@ def judge_tail_entropy(view: StepView, limits: Thresholds) -> RuleResult | None:
     (patches.use_bounded_divergence, patches.halve_learning_rate),
     "2604.10688; 2606.26091",
     change=0.3,
+    persistence=3,
 )
 def judge_diversity(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Completions of a prompt become alike, though not right, and the teacher's are not alike."""

@@ -1,7 +1,5 @@
 """Rules about the updates: gradients, importance weights, and tokens that are trained on."""
 
-from statistics import median
-
 from practicum.monitors import patches
 from practicum.monitors.history import StepView
 from practicum.monitors.table import (
@@ -30,31 +28,13 @@ def judge_numbers(view: StepView, limits: Thresholds) -> RuleResult | None:
 
 
 @MONITORS.enter_as(
-    "M2",
-    "gradient spike",
-    "{change:g} times the median norm of the 20 steps before, and above the run's first ten norms",
-    (patches.halve_learning_rate,),
-    change=10.0,
-)
-def judge_gradient_spike(view: StepView, limits: Thresholds) -> RuleResult | None:
-    """The gradient norm against the median of the 20 steps before."""
-    earlier = [norm for norm in view.get_last("grad_norm", 21)[:-1] if norm > 0]
-    if "grad_norm" not in view.row or len(earlier) < 5:
-        return None
-    # Near the end of a run norms are tiny, and a return to the first ones is no spike.
-    norm, base = view.row["grad_norm"], median(earlier)
-    first = max(view.history.get_first("grad_norm", 10))
-    score = norm / (require_limit(limits.change) * base)
-    return RuleResult("grad_norm", norm, min(score, norm / max(first, TINY)), base)
-
-
-@MONITORS.enter_as(
     "M3",
     "gradient collapse",
     "at most {change:g} times the baseline while reverse_kl is over half of its baseline",
     (patches.use_bounded_divergence, patches.halve_learning_rate),
     "2604.13016, section 6.2",
     change=0.1,
+    persistence=4,
 )
 def judge_gradient_collapse(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The gradient vanishes while the divergence does not fall."""

@@ -58,7 +58,7 @@ def judge_settled_prompts(view: StepView, limits: Thresholds) -> RuleResult | No
     "the 95 % interval of the rise is above 0",
     (patches.raise_teacher_temperature, patches.use_forward_kl, patches.halve_learning_rate),
     "2604.16830",
-    level=0.2,
+    level=0.3,
     change=0.2,
 )
 def judge_overconfidence(view: StepView, limits: Thresholds) -> RuleResult | None:
@@ -140,7 +140,7 @@ def judge_scorer_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
     (patches.halve_learning_rate,),
     action="stop",
     level=0.2,
-    change=2.0,
+    change=3.0,
     persistence=1,
 )
 def judge_distance(view: StepView, limits: Thresholds) -> RuleResult | None:
@@ -154,12 +154,30 @@ def judge_distance(view: StepView, limits: Thresholds) -> RuleResult | None:
     "{change:g} times the held-out divergence before training, and {level:g} nats per token above it",
     (patches.halve_learning_rate,),
     level=0.2,
-    change=2.0,
+    change=3.0,
     persistence=1,
 )
 def judge_distance_with_rewards(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The held-out divergence against its value before training; runs with rewards."""
     return _judge_heldout_divergence(view, limits) if view.facts.has_rewards else None
+
+
+@MONITORS.enter_as(
+    "M41",
+    "nothing right",
+    "no completion is right in {level:g} steps: check the verifier, the template, the token limit",
+    (patches.sample_from_teacher, patches.add_dataset_answers),
+    level=20,
+    persistence=1,
+)
+def judge_rewards(view: StepView, limits: Thresholds) -> RuleResult | None:
+    """Steps without a right completion, if the task has a verifier; losses need not use it."""
+    count = int(require_limit(limits.level))
+    rewards = view.get_last("reward", count)
+    if "reward" not in view.row or len(rewards) < count:
+        return None
+    best = max(rewards)
+    return RuleResult("reward", best, float(best <= 0))
 
 
 def _judge_heldout_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:

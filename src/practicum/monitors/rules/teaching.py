@@ -125,7 +125,7 @@ def judge_student_entropy(view: StepView, limits: Thresholds) -> RuleResult | No
     (patches.train_on_prefix, patches.add_dataset_answers, patches.halve_learning_rate),
     "2606.09471",
     level=0.5,
-    change=0.2,
+    change=0.3,
 )
 def judge_traps(view: StepView, limits: Thresholds) -> RuleResult | None:
     """Wrong completions with a long part on which the teacher agrees unusually well."""
@@ -222,7 +222,7 @@ def judge_refresh_shock(view: StepView, limits: Thresholds) -> RuleResult | None
     "python -m benchmarks settings: 0.13 to 1.18 in two steps at ten times the rate",
     level=0.5,
     change=1.8,
-    persistence=4,
+    persistence=8,
 )
 def judge_divergence(view: StepView, limits: Thresholds) -> RuleResult | None:
     """The divergence to the teacher against the first two steps, if the objective uses no rewards."""
