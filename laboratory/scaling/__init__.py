@@ -1,0 +1,1 @@
+"""A scaling law of on-policy distillation: its cells, its forms and its predictions."""

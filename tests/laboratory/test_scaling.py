@@ -1,0 +1,136 @@
+"""The scaling law: a known law is recovered, the form is found, and the process is what the task draws from."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from laboratory.scaling import chain
+from laboratory.scaling.cells import list_cells
+from laboratory.scaling.law import (
+    EXPONENTS,
+    FORMS,
+    Form,
+    choose_form,
+    compare_pairs,
+    find_best_size,
+    fit,
+    predict_interval,
+    build_table,
+)
+
+TRUE = {
+    "E": -4.0,
+    "A": -1.0,
+    "B": -1.3,
+    "C": -1.6,
+    "p": 1.0,
+    "student": 0.4,
+    "tokens": 0.6,
+    "quality": 0.8,
+    "teacher": 0.1,
+}
+SIZES = {24: 18e3, 48: 70e3, 96: 280e3, 192: 1.1e6}
+
+
+def write_cells(form: Form, noise: float = 0.0) -> list[dict[str, Any]]:
+    """Return the cells of a grid under a known law, with the means of the features at 0."""
+    draw = torch.Generator().manual_seed(0)
+    rows: list[dict[str, Any]] = [
+        {
+            "part": "grid",
+            "draw": draw_number,
+            "student": student,
+            "teacher": teacher,
+            "quality": quality,
+            "tokens": tokens,
+            "author": "student",
+            "divergence": "reverse_kl",
+            "answers": 1,
+            "student_parameters": SIZES[student],
+            "teacher_parameters": SIZES[teacher],
+            "learned_tokens": tokens * 0.97,
+            "teacher_errors": {"error": 0.05 * 3**quality * (1 + 0.3 * draw_number)},
+        }
+        for draw_number, student, teacher, quality, tokens in itertools.product(
+            (0, 1), SIZES, (48, 96, 192), (0, 1), (12_500, 50_000, 200_000)
+        )
+    ]
+    for row in rows:
+        row["after"] = {"error": 1.0}
+    features = build_table(rows, "error").features
+    parameters = torch.tensor([[TRUE[name] for name in form.parameters]], dtype=torch.float64)
+    errors = form.read(parameters, features[None])[0]
+    errors = errors + noise * torch.randn(len(rows), generator=draw, dtype=torch.float64)
+    for row, error in zip(rows, errors.exp().tolist(), strict=True):
+        row["after"] = {"error": error}
+    return rows
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_known_law_is_recovered(name: str):
+    fitted = fit(FORMS[name], build_table(write_cells(FORMS[name]), "error"), resamples=2)
+    assert fitted.misses.abs().max() < 0.02
+    for exponent in EXPONENTS:
+        assert fitted.get_exponent(exponent).mean == pytest.approx(TRUE[exponent], abs=0.08)
+
+
+@pytest.mark.parametrize("name", ["additive", "broken"])
+def test_the_form_is_found_by_the_widest_student(name: str):
+    form, misses = choose_form(write_cells(FORMS[name], noise=0.01), "error")
+    assert form.name == name
+    assert misses[name] < 0.05 < misses["nearest cell"]
+
+
+def test_intervals_hold_the_truth_and_single_runs():
+    rows = write_cells(FORMS["product"], noise=0.05)
+    fitted = fit(FORMS["product"], build_table(rows, "error"), resamples=100)
+    for exponent in EXPONENTS:
+        interval = fitted.get_exponent(exponent)
+        assert interval.low - 0.02 <= TRUE[exponent] <= interval.high + 0.02
+    inside = sum(
+        low <= row["after"]["error"] <= high
+        for row, (_, low, high) in zip(rows, predict_interval(fitted, rows, "error"), strict=True)
+    )
+    assert 0.7 < inside / len(rows) < 0.95
+
+
+def test_more_operations_ask_for_a_larger_student():
+    rows = write_cells(FORMS["additive"])
+    fitted = fit(FORMS["additive"], build_table(rows, "error"), resamples=20)
+    small, large = (find_best_size(fitted, budget, 280e3, 0.1) for budget in (1e10, 1e12))
+    assert small.mean < large.mean
+    # With a free teacher and exponents a and b, the best size grows as budget^(b / (a + b)).
+    sizes = [find_best_size(fitted, budget, 1.0, 0.1).mean for budget in (1e10, 1e12)]
+    assert math.log(sizes[1] / sizes[0]) / math.log(100) == pytest.approx(0.6, abs=0.05)
+
+
+def test_pairs_differ_in_one_thing_alone():
+    rows = write_cells(FORMS["product"])
+    others = [{**row, "after": {"error": 2 * row["after"]["error"]}} for row in rows[::2]]
+    ratios = compare_pairs(rows, others, "error")
+    assert sum(map(len, ratios.values())) == len(others)
+    assert all(ratio == pytest.approx(-math.log(2)) for part in ratios.values() for ratio in part)
+
+
+def test_the_grid_has_every_pair_of_quantities():
+    cells = list_cells("grid")
+    assert len({cell.name for cell in cells}) == len(cells) == 184
+    for first, second in itertools.combinations(("student", "teacher", "quality", "tokens"), 2):
+        met = {(getattr(cell, first), getattr(cell, second)) for cell in cells}
+        levels = [{getattr(cell, name) for cell in cells} for name in (first, second)]
+        assert len(met) == len(levels[0]) * len(levels[1])
+
+
+def test_texts_follow_the_process():
+    process = chain.Chain(seed=3)
+    texts = process.sample(4000, chain.ORDER + 8, "train")
+    logprobs = process.read(texts)
+    assert logprobs.exp().sum(dim=-1) == pytest.approx(torch.ones(4000, 8), abs=1e-5)
+    letters = texts[:, chain.ORDER :, None]
+    written = -logprobs.gather(2, letters).mean()
+    entropy = -(logprobs.exp() * logprobs).sum(dim=-1).mean()
+    assert written == pytest.approx(entropy.item(), abs=0.02)
+    assert not torch.equal(texts[:10], process.sample(4000, chain.ORDER + 8, "heldout")[:10])
