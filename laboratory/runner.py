@@ -58,11 +58,10 @@ def reproduce(
         )
     recorded = None if onto is None else _read_recorded(onto, study, form)
     folder.mkdir(parents=True, exist_ok=True)
-    config = study.spec.measure
     scale = study.spec.full if full else study.spec.quick
     job = ReproductionJob(study, scale, folder, at_once, console, recorded)
     with _count_seconds(clock), _importable():
-        measured = load_plugin("laboratory.measures", config.type).measure(config, job)
+        measured = _measure(job)
     counted = read_json(clock)
     results = replace(
         measured,
@@ -91,6 +90,22 @@ def reproduce(
         }
     )
     return ReproductionResult(study, results, folder)
+
+
+def _measure(job: ReproductionJob) -> Results:
+    """Measure all seeds, one after another where each has models of its own."""
+    config = job.study.spec.measure
+    measure = load_plugin("laboratory.measures", config.type).measure
+    if not job.study.spec.draw_by_seed:
+        return measure(config, job)
+    results: Results | None = None
+    for seed in job.seeds:
+        # Later seeds have the learning rates of the first one's sweep.
+        part = replace(job.redraw(seed), recorded=results or job.recorded)
+        measured = measure(config, part)
+        results = measured if results is None else join_results(results, measured)
+    assert results is not None, "a reproduction has a seed"
+    return results
 
 
 def _read_recorded(path: Path, study: LoadedReproduction, form: str) -> Results:

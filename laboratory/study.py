@@ -7,7 +7,7 @@ models have to be made first.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -171,6 +171,10 @@ class Reproduction(FrozenConfig):
     aim_at: Literal["highest", "lowest"] = "highest"
     quick: ReproductionScale = ReproductionScale(seeds=1, sweep=False)
     full: ReproductionScale = ReproductionScale()
+    draw_by_seed: bool = Field(
+        default=False,
+        description="draw the from-scratch models and the task of each run by its seed",
+    )
     may_differ: tuple[str, ...] = Field(
         default=(), description="properties that arms need not share, `the training prompts`"
     )
@@ -192,12 +196,22 @@ class LoadedReproduction(FrozenConfig):
     file: Path
     recipe: dict[str, Any]
     spec: Reproduction
+    draw: int = 0
+    """The number of a draw of models and task; the seeds of draw 0 are those of the file."""
+
+    def redraw(self, draw: int) -> "LoadedReproduction":
+        """Return the study with the models and the task of another draw."""
+        assert not self.draw, "draws are counted from the seeds of the file"
+        recipe = shift_seeds(self.recipe, draw) | {"seed": draw}
+        if "stages" in recipe:
+            recipe["stages"] = [shift_seeds(stage, draw) for stage in recipe["stages"]]
+        return self.model_copy(update={"recipe": recipe, "draw": draw})
 
     def build_recipe(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
         """Return the data of an arm's recipe; a model may be `{stage: NAME}`."""
         recipe_data = {key: section for key, section in self.recipe.items() if key != "stages"}
         for changes in (self.spec.set, scale.set, self.spec.arms[arm].set):
-            recipe_data = merge_recipes(recipe_data, changes)
+            recipe_data = merge_recipes(recipe_data, shift_seeds(changes, self.draw))
         return recipe_data
 
     def build_pipeline(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
@@ -213,14 +227,33 @@ class LoadedReproduction(FrozenConfig):
         """
         scale = self.spec.full if form == "full" else self.spec.quick
         arms = {arm: _leave_out_words(self.build_recipe(arm, scale)) for arm in self.spec.arms}
-        settings = self.spec.model_dump(
-            mode="json", include={"arms", "learning_rates", "measure", "aim", "aim_at", "set"}
-        )
+        names = {"arms", "learning_rates", "measure", "aim", "aim_at", "set"}
+        names |= {"draw_by_seed"} if self.spec.draw_by_seed else set()
+        settings = self.spec.model_dump(mode="json", include=names)
         for arm in settings["arms"].values():
             del arm["about"], arm["set"]
         stages = [_leave_out_words(stage) for stage in self.recipe.get("stages", ())]
         design = {**settings, "recipes": arms, "stages": stages, "sweep": scale.sweep}
         return hashlib.sha256(json.dumps(design, sort_keys=True).encode()).hexdigest()[:16]
+
+
+DRAW = 1000
+"""The distance of the seeds of two draws; the seeds in a file are smaller."""
+
+
+def shift_seeds(section: Any, draw: int) -> Any:
+    """Return a part of a recipe with the seeds of another draw, for its from-scratch models and its task.
+
+    Other seeds stay: the run's own is set by the comparison.
+    """
+    if not isinstance(section, Mapping):
+        return section
+    shifted = {key: shift_seeds(inner, draw) for key, inner in section.items()}
+    for key in ("model", "task"):
+        part = shifted.get(key)
+        if isinstance(part, Mapping) and isinstance(part.get("seed"), int):
+            shifted[key] = {**part, "seed": part["seed"] + DRAW * draw}
+    return shifted
 
 
 def _leave_out_words(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,11 +272,21 @@ class ReproductionJob:
     console: Console
     recorded: Results | None = None
     """Results of the first seeds, which are not run again."""
+    only_seed: int | None = None
+    """The seed to run, where each has models of its own."""
 
     @property
     def seeds(self) -> list[int]:
         """The seeds to run."""
+        if self.only_seed is not None:
+            return [self.only_seed]
         return list(range(len(self.recorded.seeds) if self.recorded else 0, self.scale.seeds))
+
+    def redraw(self, seed: int) -> "ReproductionJob":
+        """Return the job of one seed, with its models and its task, in a folder of its own."""
+        folder = self.folder / f"draw-{seed}"
+        folder.mkdir(exist_ok=True)
+        return replace(self, study=self.study.redraw(seed), folder=folder, only_seed=seed)
 
 
 def list_reproductions() -> list[str]:

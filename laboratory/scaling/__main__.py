@@ -2,12 +2,14 @@
 
     python -m laboratory.scaling rates --place FOLDER [--record]
     python -m laboratory.scaling grid --place FOLDER [--record]
+    python -m laboratory.scaling predict --record
     python -m laboratory.scaling larger --place FOLDER [--record]
-    python -m laboratory.scaling fit
+    python -m laboratory.scaling fit [--record]
 
 The parts come in this order: `rates` chooses the learning rate of each width and author, `grid` has the cells of the fit, and
-`larger` has larger cells, whose predictions are recorded before they run. Each finished cell is one line of FOLDER/cells.jsonl; a
-second command runs only the missing ones. `--record` puts the lines into results/scaling_law.jsonl, from which `fit` reads.
+`larger` has larger cells, which do not run before `predict` has recorded what the fit expects of them. Each finished cell is one
+line of FOLDER/cells.jsonl; a second command runs only the missing ones. `--record` puts the lines into
+results/scaling_cells.jsonl, from which `predict` and `fit` read, and their results next to it.
 """
 
 import argparse
@@ -20,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from laboratory.scaling.cells import RATES, Cell, build_rate_cell, list_cells, play
-from laboratory.scaling.law import render_law
+from laboratory.scaling.law import Row
+from laboratory.scaling.summary import predict_larger, render_law, summarise_law
 from practicum import run_dir
 from practicum.errors import DataError
 
-ROWS = Path(__file__).resolve().parents[2] / "results" / "scaling_law.jsonl"
-
-Row = Mapping[str, Any]
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+ROWS = RESULTS / "scaling_cells.jsonl"
+PREDICTIONS = RESULTS / "scaling_predictions.json"
+SUMMARY = RESULTS / "scaling_law.json"
 
 
 def main() -> None:
@@ -34,15 +38,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("rates", "grid", "larger", "fit"))
+    parser.add_argument("part", choices=("rates", "grid", "predict", "larger", "fit"))
     parser.add_argument("--place", type=Path, help="folder of models and finished cells")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--count", type=int, help="run at most this many cells")
-    parser.add_argument("--record", action="store_true", help="write results/scaling_law.jsonl")
+    parser.add_argument("--record", action="store_true", help="write into the folder results")
     options = parser.parse_args()
-    if options.part == "fit":
-        print(render_law(read_cells()))
+    if options.part in ("predict", "fit"):
+        report(options.part, options.record)
         return
+    if options.part == "larger" and not PREDICTIONS.is_file():
+        parser.error("the larger cells have no predictions yet; run `predict --record` first")
     if options.place is None:
         parser.error("--place is needed, for models and finished cells")
     path = options.place.absolute() / "cells.jsonl"
@@ -61,6 +67,24 @@ def main() -> None:
             ROWS.write_text("".join(lines), encoding="utf-8")
         if options.count:
             return
+
+
+def report(part: str, record: bool) -> None:
+    """Predict the larger cells, or fit and summarise all cells; print the result and record it if asked to."""
+    rows = read_cells()
+    if part == "predict":
+        if any(row["part"] == "larger" for row in rows):
+            raise SystemExit(
+                "some of the larger cells have run, so they can no longer be predicted"
+            )
+        path, content = PREDICTIONS, predict_larger(rows)
+        print(json.dumps(content, indent=1))
+    else:
+        predictions = run_dir.read_json(PREDICTIONS) if PREDICTIONS.is_file() else {}
+        path, content = SUMMARY, summarise_law(rows, predictions)
+        print(render_law(content))
+    if record:
+        run_dir.write_json(path, content)
 
 
 def read_cells(path: Path = ROWS) -> list[dict[str, Any]]:

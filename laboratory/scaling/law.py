@@ -1,4 +1,4 @@
-"""Fit the error of a student to its size, its teacher's size and quality, and its tokens, and say what follows.
+"""Fit the error of a student to its size, its teacher's size and quality, and its tokens.
 
 Three forms are fitted to the cells of the grid, apart for answers of the student and of the teacher. With n, t and d the logarithms
 of both models' parameters and of the tokens, and q that of the teacher's error, each less its mean:
@@ -21,10 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks.page import render_table
 from practicum.core.randomness import seed_of
 from practicum.statistics import Interval
-from practicum.statistics.intervals import bootstrap
 
 Row = Mapping[str, Any]
 Parameters = Float[Tensor, "b p"]
@@ -34,12 +32,6 @@ RESAMPLES, ROUNDS, STARTS, PEAK = 200, 1500, 16, 0.05
 HUBER_DELTA = 0.1
 """The difference of logarithms at which Huber's loss turns from square to absolute."""
 
-READINGS = ("error", "modelling", "generation")
-"""The errors of a model; see `laboratory.scaling.chain.measure_errors`."""
-
-BUDGETS = (1e10, 1e11, 1e12)
-"""Operations for which the best split is reported."""
-
 FEATURES = ("student_parameters", "teacher_parameters", "learned_tokens", "teacher_errors")
 EXPONENTS = {
     "student": "parameters of the student",
@@ -47,6 +39,7 @@ EXPONENTS = {
     "quality": "error of the teacher",
     "teacher": "parameters of the teacher",
 }
+"""The exponents of all forms: how the error falls with a quantity, or rises with the teacher's error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,18 +255,16 @@ def find_nearest(table: CellTable, features: Float[Tensor, "n q"]) -> Float[Tens
     return table.errors[distances.argmin(dim=1)]
 
 
-def predict_interval(fitted: Fit, rows: Sequence[Row], reading: str) -> list[tuple[float, ...]]:
-    """Return the middle and the 80 % interval of the error of cells: of the fit and of single runs."""
+def predict_errors(fitted: Fit, rows: Sequence[Row], reading: str) -> list[Interval]:
+    """Return the error of single runs with its 80 % interval: the spread of the fit and the misses of its cells."""
     middle, many = fitted.predict(read_features(rows, reading))
     generator = torch.Generator().manual_seed(0)
     picks = torch.randint(len(fitted.misses), many.shape, generator=generator)
     low, high = (many + fitted.misses[picks]).quantile(
         torch.tensor([0.1, 0.9], dtype=torch.float64), dim=0
     )
-    return [
-        (m.exp().item(), a.exp().item(), b.exp().item())
-        for m, a, b in zip(middle, low, high, strict=True)
-    ]
+    ends = torch.stack([middle, low, high], dim=1).exp().tolist()
+    return [Interval(*row) for row in ends]
 
 
 def find_best_size(fitted: Fit, budget: float, teacher: float, quality: float) -> Interval:
@@ -289,88 +280,3 @@ def find_best_size(fitted: Fit, budget: float, teacher: float, quality: float) -
     ).log()
     best, many = fitted.predict(features)
     return Interval.of_resamples(sizes[best.argmin()].item(), sizes[many.argmin(dim=1)])
-
-
-def compare_pairs(
-    rows: Sequence[Row], baselines: Sequence[Row], reading: str
-) -> dict[tuple[int, ...], list[float]]:
-    """Return, for each student's width, the logarithms of ratios of two cells that differ in one thing alone.
-
-    The ratio is that of `rows` over `baselines`.
-    """
-    by_place = {_locate(row): row for row in baselines}
-    ratios: dict[tuple[int, ...], list[float]] = {}
-    for row in rows:
-        baseline = by_place.get(_locate(row))
-        if baseline is not None:
-            ratio = math.log(row["after"][reading] / baseline["after"][reading])
-            ratios.setdefault((row["student"],), []).append(ratio)
-    return ratios
-
-
-def _locate(row: Row) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("draw", "student", "teacher", "quality", "tokens"))
-
-
-def render_law(rows: Sequence[Row]) -> str:
-    """Render the law and what follows from it, as tables."""
-    grid = [row for row in rows if row["part"] == "grid"]
-    parts = [_render_reading(grid, reading) for reading in READINGS]
-    return "\n\n".join([*parts, _render_pairs(grid)])
-
-
-def _select(rows: Sequence[Row], **facts: Any) -> list[Row]:
-    facts = {"author": "student", "divergence": "reverse_kl", "answers": 1, **facts}
-    return [row for row in rows if all(row[key] == value for key, value in facts.items())]
-
-
-def _render_reading(grid: Sequence[Row], reading: str) -> str:
-    lines = []
-    for author in ("student", "teacher"):
-        rows = _select(grid, author=author)
-        form, misses = choose_form(rows, reading)
-        fitted = fit(form, build_table(rows, reading))
-        shares = ", ".join(f"{name} {miss:.3f}" for name, miss in misses.items())
-        typical = fitted.misses.abs().median().item()
-        lines.append(
-            f"{reading}, answers of the {author}: {len(rows)} cells, form {form.name}, half of the cells "
-            f"within {typical:.1%}; misses on the widest student: {shares}"
-        )
-        table = [[about, f"{fitted.get_exponent(name):.3f}"] for name, about in EXPONENTS.items()]
-        lines.append(render_table(["quantity", "exponent"], table))
-        if author == "student":
-            lines.append(_render_split(fitted))
-    return "\n\n".join(lines)
-
-
-def _render_split(fitted: Fit) -> str:
-    teacher, quality = (fitted.table.means[place].exp().item() for place in (1, 3))
-    table = []
-    for budget in BUDGETS:
-        size = find_best_size(fitted, budget, teacher, quality)
-        parts = 2 * size.mean, 2 * teacher, 6 * size.mean
-        shares = (f"{part / sum(parts):.0%}" for part in parts)
-        table.append([f"{budget:.0e}", f"{size:.3g}", *shares])
-    return render_table(["operations", "best parameters", "rollout", "teacher", "update"], table)
-
-
-def _render_pairs(grid: Sequence[Row]) -> str:
-    pairs = {
-        "the teacher's answers over the student's": (
-            _select(grid, author="teacher"),
-            _select(grid),
-        ),
-        "forward KL over reverse KL": (_select(grid, divergence="forward_kl"), _select(grid)),
-        "4 answers per prompt over 1": (_select(grid, answers=4), _select(grid)),
-        "16 answers per prompt over 1": (_select(grid, answers=16), _select(grid)),
-    }
-    table = []
-    for title, (rows, baselines) in pairs.items():
-        for reading in READINGS:
-            for (student,), ratios in compare_pairs(rows, baselines, reading).items():
-                interval = bootstrap(torch.tensor(ratios), seed=0)
-                ratio = Interval(
-                    *(math.exp(v) for v in (interval.mean, interval.low, interval.high))
-                )
-                table.append([title, reading, str(student), str(len(ratios)), f"{ratio:.3f}"])
-    return render_table(["ratio of errors", "reading", "width", "pairs", "ratio"], table)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from laboratory import (
 )
 from laboratory.__main__ import app
 from laboratory.measures.runs import find_wider_rates, rank_rates
-from laboratory.study import Reproduction, resolve_stage_models
+from laboratory.study import Reproduction, resolve_stage_models, shift_seeds
 from practicum.errors import PracticumError, RecipeError
 from practicum.objective import VERIFIER
 from practicum.objective.signals.unlikely import Config as Unlikely
@@ -181,6 +182,49 @@ def test_more_seeds_are_added_to_recorded_ones(tmp_path):
     arms["free"] = free
     with pytest.raises(RecipeError, match="not the full form of small with the same arms"):
         run_seeds(2, "other", onto=recorded)
+
+
+def test_each_seed_can_have_models_and_a_task_of_its_own(tmp_path):
+    file = tmp_path / "drawn.yaml"
+    arms = {name: SMALL["arms"][name] for name in ("reverse", "forward")}
+
+    def run_seeds(count, out, **options):
+        study = {**SMALL, "arms": arms, "full": {"seeds": count}, "draw_by_seed": True}
+        file.write_text(yaml.safe_dump(study))
+        return reproduce(file, full=True, out=tmp_path / out, **options)
+
+    first = run_seeds(1, "first").folder / "results.json"
+    both = run_seeds(2, "both", onto=first)
+    assert both.results.seeds == [0, 1] and both.results.tried
+    recipes = [
+        json.loads((folder / "recipes" / "forward.json").read_text())
+        for folder in (first.parent / "draw-0", both.folder / "draw-1")
+    ]
+    assert [recipe["task"]["seed"] for recipe in recipes] == [0, 1000]
+    weights = {
+        Path(recipe[side]["model"], "model.safetensors").read_bytes()
+        for recipe in recipes
+        for side in ("student", "teacher")
+    }
+    assert len(weights) == 4
+    # The sweep has a draw that never counts, and the second seed has no sweep.
+    swept = {path.parent.name for path in tmp_path.glob("*/*/draw-*/sweep")}
+    assert swept == {"draw-1000"}
+
+
+def test_the_seeds_of_a_recipe_are_shifted_where_models_and_tasks_are():
+    recipe = {
+        "seed": 3,
+        "task": {"type": "reverse", "seed": 1},
+        "teacher": {"type": "pool", "teachers": {"a": {"model": {"seed": 2, "layers": 1}}}},
+        "student": {"model": "folder"},
+        "reference": {"model": {"stage": "cold_start"}},
+    }
+    shifted = shift_seeds(recipe, 2)
+    assert shifted["seed"] == 3 and shifted["task"]["seed"] == 2001
+    assert shifted["teacher"]["teachers"]["a"]["model"] == {"seed": 2002, "layers": 1}
+    assert shifted["student"] == recipe["student"] and shifted["reference"] == recipe["reference"]
+    assert shift_seeds(recipe, 0) == recipe
 
 
 def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):

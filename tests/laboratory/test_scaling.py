@@ -1,6 +1,7 @@
 """The scaling law: a known law is recovered, the form is found, and the process is what the task draws from."""
 
 import itertools
+import json
 import math
 from typing import Any
 
@@ -13,12 +14,18 @@ from laboratory.scaling.law import (
     EXPONENTS,
     FORMS,
     Form,
+    build_table,
     choose_form,
-    compare_pairs,
     find_best_size,
     fit,
-    predict_interval,
-    build_table,
+    predict_errors,
+)
+from laboratory.scaling.summary import (
+    fit_trend,
+    list_pairs,
+    measure_pairs,
+    render_law,
+    summarise_law,
 )
 
 TRUE = {
@@ -91,8 +98,8 @@ def test_intervals_hold_the_truth_and_single_runs():
         interval = fitted.get_exponent(exponent)
         assert interval.low - 0.02 <= TRUE[exponent] <= interval.high + 0.02
     inside = sum(
-        low <= row["after"]["error"] <= high
-        for row, (_, low, high) in zip(rows, predict_interval(fitted, rows, "error"), strict=True)
+        interval.low <= row["after"]["error"] <= interval.high
+        for row, interval in zip(rows, predict_errors(fitted, rows, "error"), strict=True)
     )
     assert 0.7 < inside / len(rows) < 0.95
 
@@ -109,10 +116,41 @@ def test_more_operations_ask_for_a_larger_student():
 
 def test_pairs_differ_in_one_thing_alone():
     rows = write_cells(FORMS["product"])
-    others = [{**row, "after": {"error": 2 * row["after"]["error"]}} for row in rows[::2]]
-    ratios = compare_pairs(rows, others, "error")
-    assert sum(map(len, ratios.values())) == len(others)
-    assert all(ratio == pytest.approx(-math.log(2)) for part in ratios.values() for ratio in part)
+    others = [
+        {**row, "author": "teacher", "after": {"error": 2 * row["after"]["error"]}}
+        for row in rows[::2]
+    ]
+    pairs = list_pairs([*rows, *others], author="teacher")
+    assert len(pairs) == len(others)
+    assert all(ratio == pytest.approx(math.log(2)) for _, ratio in measure_pairs(pairs, "error"))
+
+
+@pytest.mark.parametrize(("slope", "crossing"), [(0.3, math.exp(-0.5 / 0.3)), (0.0, None)])
+def test_the_crossing_of_two_ways_is_found_where_there_is_one(slope: float, crossing: float | None):
+    rows = write_cells(FORMS["product"])
+    draw = torch.Generator().manual_seed(1)
+    others = []
+    for row in rows:
+        size = math.log(row["student_parameters"] / row["teacher_parameters"])
+        ratio = 0.5 + slope * size + 0.02 * torch.randn(1, generator=draw).item()
+        error = row["after"]["error"] * math.exp(ratio)
+        others.append({**row, "author": "teacher", "after": {"error": error}})
+    trend = fit_trend(list_pairs([*rows, *others], author="teacher"), "error", relative=True)
+    assert trend.slope.low <= slope <= trend.slope.high
+    assert (trend.crossing is None) == (crossing is None)
+    if trend.crossing is not None and crossing is not None:
+        assert trend.crossing.mean == pytest.approx(crossing, rel=0.15)
+
+
+def test_a_summary_is_rendered_as_it_is_stored():
+    rows = write_cells(FORMS["broken"], noise=0.02)
+    for row in rows:
+        row["after"] |= {"modelling": 0.1, "generation": 0.2}
+    summary = summarise_law(rows, {}, resamples=5)
+    stored = json.loads(json.dumps(summary))
+    assert stored == summary
+    text = render_law(stored)
+    assert "broken" in text and "parameters of the student" in text
 
 
 def test_the_grid_has_every_pair_of_quantities():
