@@ -201,7 +201,6 @@ def render_page(name: str) -> str:
     about = f"{recipe.about[:1].upper()}{recipe.about[1:]} ({source(recipe.paper or '')})."
     rows = {
         "Run": f"`practicum run {name}`",
-        "Family": recipe.family,
         "Configuration": _axes(name),
         "Claim": _plain(recipe.claim),
         "Formula": _plain(FORMULA[recipe.formula]),
@@ -210,8 +209,7 @@ def render_page(name: str) -> str:
         "Measured": measured(name),
     }
     lines = [f"- **{label}**: {text}" for label, text in rows.items() if text]
-    end = "[All methods](../methods.md)."
-    return "\n\n".join([f"# {short(name)}", about, "\n".join(lines), end]) + "\n"
+    return "\n\n".join([f"# {short(name)}", about, "\n".join(lines)]) + "\n"
 
 
 def _axes(name: str) -> str:

@@ -38,6 +38,8 @@ from laboratory import (
     render_study,
 )
 from laboratory.plot import plot
+from laboratory.scaling.__main__ import SUMMARY
+from laboratory.scaling.summary import render_law
 from practicum import errors, objective, recipe, rollouts
 from practicum.cli.app import app
 from practicum.core import packaged, plugins
@@ -746,6 +748,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "faults": verdict_tables.render_faults,
     "check_rates": verdict_tables.render_checks,
     "alarm_rates": verdict_tables.render_alarms,
+    "scaling_law": lambda: render_law(json.loads(SUMMARY.read_text("utf-8"))),
     "verdicts": _verdicts,
     "signals": _signals,
     "targets": _targets,

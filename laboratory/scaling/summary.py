@@ -47,7 +47,7 @@ Pair = tuple[Row, Row]
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How the logarithm of a ratio of errors changes with the logarithm of a size.
+    """The change of the logarithm of a ratio of errors with the logarithm of a size.
 
     `crossing` is the size at which the ratio is 1, where the slope's interval excludes 0.
     """
@@ -281,13 +281,17 @@ def _render_split(split: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _render_pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            row["title"],
-            str(row["width"]),
-            str(row["pairs"]),
-            *(f"{Interval(*row[reading]):.2f}" for reading in READINGS),
-        ]
-        for row in pairs
-    ]
-    return render_table(["ratio of errors", "width", "pairs", *READINGS], rows) if rows else ""
+    """Render a row per ratio and a column per width; only the divergences differ by the kind of error."""
+    widths = sorted({row["width"] for row in pairs})
+    table = []
+    for title, facts in PAIRS.items():
+        by_width = {row["width"]: row for row in pairs if row["title"] == title}
+        for reading in READINGS if "divergence" in facts else READINGS[:1]:
+            cells = (
+                f"{Interval(*by_width[width][reading]):.2f}" if width in by_width else ""
+                for width in widths
+            )
+            name = title if reading == READINGS[0] else f"{title}, {reading}"
+            table.append([name, *cells])
+    head = ["ratio of errors", *(f"width {width}" for width in widths)]
+    return render_table(head, table) if pairs else ""

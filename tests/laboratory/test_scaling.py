@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from laboratory.scaling import chain
+from laboratory.scaling.__main__ import SUMMARY, read_cells
 from laboratory.scaling.cells import list_cells
 from laboratory.scaling.law import (
     EXPONENTS,
@@ -25,6 +26,7 @@ from laboratory.scaling.summary import (
     list_pairs,
     measure_pairs,
     render_law,
+    select_cells,
     summarise_law,
 )
 
@@ -172,3 +174,38 @@ def test_texts_follow_the_process():
     entropy = -(logprobs.exp() * logprobs).sum(dim=-1).mean()
     assert written == pytest.approx(entropy.item(), abs=0.02)
     assert not torch.equal(texts[:10], process.sample(4000, chain.ORDER + 8, "heldout")[:10])
+
+
+def test_the_page_says_what_the_recorded_cells_show():
+    """The conclusions of docs/scaling-law.md, from results/scaling_law.json."""
+    summary = json.loads(SUMMARY.read_text("utf-8"))
+    for fitted in summary["fits"].values():
+        misses = fitted["misses"]
+        assert fitted["form"] == "broken" == min(misses, key=lambda name: misses[name])
+        mean, low, high = fitted["exponents"]["teacher"]
+        assert low < 0 < high and abs(mean) < 0.1
+        assert low < 1 < fitted["exponents"]["quality"][2]
+        assert fitted["exponents"]["tokens"][1] > 2 * fitted["exponents"]["student"][2]
+    for row in summary["split"]:
+        assert row["size"][2] < row["teacher"] and row["teacher"] > 4 * row["size"][0]
+    for trend in summary["trends"].values():
+        assert trend["crossing"] is None and trend["slope"]["low"] < 0 < trend["slope"]["high"]
+    ratios = {(row["title"], row["width"]): row for row in summary["pairs"]}
+    for (title, _), row in ratios.items():
+        if "teacher's answers" in title:
+            assert row["error"][2] < 1
+        elif "answers per prompt" in title:
+            assert row["error"][1] > 1
+        else:
+            assert row["modelling"][0] < 1 and row["generation"][0] > row["modelling"][0]
+
+
+def test_the_recorded_exponents_are_those_of_the_recorded_cells():
+    summary = json.loads(SUMMARY.read_text("utf-8"))
+    for author, recorded in summary["fits"].items():
+        cells = select_cells(read_cells(), author=author)
+        assert recorded["cells"] == len(cells)
+        fitted = fit(FORMS[recorded["form"]], build_table(cells, "error"), resamples=1)
+        for name in EXPONENTS:
+            mean = fitted.get_exponent(name).mean
+            assert mean == pytest.approx(recorded["exponents"][name][0], abs=1e-3)

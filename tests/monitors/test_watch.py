@@ -156,7 +156,9 @@ def accepted(recipe: Recipe, overrides: Sequence[str]) -> bool:
 
 
 def test_the_table_is_whole():
-    assert list(MONITORS) == [f"M{number}" for number in range(1, 42) if number not in (2, 15, 25, 28)]
+    assert list(MONITORS) == [
+        f"M{number}" for number in range(1, 42) if number not in (2, 15, 25, 28)
+    ]
     for monitor in MONITORS.values():
         assert monitor.judge.__doc__ and monitor.patches and monitor.source
         assert monitor.rule_text.format(level=1.0, change=1.0)
