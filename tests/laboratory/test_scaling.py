@@ -195,7 +195,7 @@ def test_the_page_says_what_the_recorded_cells_show():
         if "teacher's answers" in title:
             assert row["error"][2] < 1
         elif "answers per prompt" in title:
-            assert row["error"][1] > 1
+            assert row["error"][0] > 1 and row["error"][1] > 0.99
         else:
             assert row["modelling"][0] < 1 and row["generation"][0] > row["modelling"][0]
 
