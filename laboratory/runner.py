@@ -93,7 +93,7 @@ def reproduce(
 
 
 def _measure(job: ReproductionJob) -> Results:
-    """Measure all seeds, one after another where each has models of its own."""
+    """Measure all seeds, one after another where each draws its models."""
     config = job.study.spec.measure
     measure = load_plugin("laboratory.measures", config.type).measure
     if not job.study.spec.draw_by_seed:

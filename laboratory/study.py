@@ -197,7 +197,7 @@ class LoadedReproduction(FrozenConfig):
     recipe: dict[str, Any]
     spec: Reproduction
     draw: int = 0
-    """The number of a draw of models and task; the seeds of draw 0 are those of the file."""
+    """The number of a draw of models and task; draw 0 has the seeds of the file."""
 
     def redraw(self, draw: int) -> "LoadedReproduction":
         """Return the study with the models and the task of another draw."""
@@ -273,7 +273,7 @@ class ReproductionJob:
     recorded: Results | None = None
     """Results of the first seeds, which are not run again."""
     only_seed: int | None = None
-    """The seed to run, where each has models of its own."""
+    """The only seed to run, where each seed draws its models."""
 
     @property
     def seeds(self) -> list[int]:
@@ -283,7 +283,7 @@ class ReproductionJob:
         return list(range(len(self.recorded.seeds) if self.recorded else 0, self.scale.seeds))
 
     def redraw(self, seed: int) -> "ReproductionJob":
-        """Return the job of one seed, with its models and its task, in a folder of its own."""
+        """Return the job of one seed, with its models, its task and its folder."""
         folder = self.folder / f"draw-{seed}"
         folder.mkdir(exist_ok=True)
         return replace(self, study=self.study.redraw(seed), folder=folder, only_seed=seed)

@@ -93,7 +93,7 @@ def read_cells(path: Path = ROWS) -> list[dict[str, Any]]:
 
 
 def list_missing(part: str, rows: Mapping[str, Row]) -> list[Cell]:
-    """Return the cells of a part that have not run; for rates, also those that a best rate at an edge asks for."""
+    """Return the cells of a part that have not run; for rates, also the next ones where the best rate is at an edge."""
     cells = list_cells(part)
     missing = [cell for cell in cells if cell.name not in rows]
     if part != "rates" or missing:
@@ -102,7 +102,7 @@ def list_missing(part: str, rows: Mapping[str, Row]) -> list[Cell]:
 
 
 def list_wider_rates(cells: Sequence[Cell], rows: Mapping[str, Row]) -> list[Cell]:
-    """Return a cell beyond the best rate of each width and author whose best rate is the last that was tried."""
+    """Return a cell beyond each best rate that is the largest or the smallest of its width and author."""
     wider = []
     for student, author in dict.fromkeys((cell.student, cell.author) for cell in cells):
         tried = _list_tried(rows.values(), student, author)

@@ -33,7 +33,7 @@ QUALITIES = (200, 600, 1800)
 """Supervised steps of a teacher."""
 TOKENS = (12_500, 50_000, 200_000)
 ANSWERS = (4, 16)
-"""Answers per prompt, besides 1."""
+"""Answers per prompt; most cells have 1."""
 RATES = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 
 DRAWS, RATE_DRAW = (0, 1), 9
@@ -46,7 +46,7 @@ BATCH = 16
 """Answers per step."""
 
 HELDOUT = 128
-"""Held-out prompts of an evaluation; the distance to the process has prompts of its own."""
+"""Held-out prompts of an evaluation; the distance to the process has other prompts."""
 
 AUTHORS = ("student", "teacher")
 """The models that can write the answers."""

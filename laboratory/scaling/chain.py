@@ -58,7 +58,7 @@ class Chain:
         return logits.log_softmax(dim=-1)
 
     def sample(self, count: int, length: int, part: str) -> Int[Tensor, "n t"]:
-        """Draw texts; each part of the data has draws of its own."""
+        """Draw texts; parts of the data have different draws."""
         generator = self._open_generator(part)
         texts = torch.randint(len(LETTERS), (count, ORDER), generator=generator)
         for _ in range(BURN_IN + length):
@@ -76,8 +76,8 @@ class Chain:
 
 
 def build(config: Config, context: TaskContext) -> PromptSet:
-    """Draw texts; the prompt is the first three letters, and the answer the others."""
-    # Every answer is as right as it is probable, so there is no reward.
+    """Draw texts; the prompt is the first three letters, and the answer the next 20."""
+    # No answer is right or wrong, so there is no reward.
     return PromptSet(
         train=_draw_prompts(config, "train", config.train_size),
         heldout=_draw_prompts(config, "heldout", config.heldout_size),
@@ -103,7 +103,7 @@ def measure_errors(
     """Return how far a model is from the process, in nats per letter.
 
     `modelling` is KL(process || model) on texts of the process, `generation` is KL(model || process) on texts of the model, and
-    `error` is their mean. All distributions are over the letters alone.
+    `error` is their mean. All distributions are over the letters.
     """
     chain = Chain(seed)
     texts = chain.sample(count, ORDER + ANSWER, "measured")

@@ -121,7 +121,7 @@ class CellTable:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted form: its parameters, those of the resamples, and its misses in logarithms."""
+    """A fitted form: its parameters, the parameters of the resamples, and its misses in logarithms."""
 
     form: Form
     table: CellTable
@@ -232,7 +232,7 @@ def _compute_losses(
 def choose_form(rows: Sequence[Row], reading: str) -> tuple[Form, dict[str, float]]:
     """Return the form that misses the widest student's cells least when it is fitted without them.
 
-    Also returns the mean miss of each form, in logarithms, and that of the nearest cell.
+    Also returns the mean miss, in logarithms, of each form and of the nearest cell.
     """
     widest = max(row["student"] for row in rows)
     narrower = [row for row in rows if row["student"] != widest]
