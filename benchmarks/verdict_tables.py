@@ -145,18 +145,27 @@ def split_runs(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def render_alarms(rows: Sequence[Row] | None = None) -> str:
-    """Render how often any monitor, and each with three alarms or more, speaks in bad and in good runs of the report."""
-    rows = [row for row in (read_rows() if rows is None else rows) if is_report(row)]
-    bad, good = split_runs(rows)
-    table = []
-    for models, title in (("toy", "any, toys"), ("smollm2", "any, the 135M model")):
-        groups = ([row for row in group if row["models"] == models] for group in (bad, good))
-        table.append(
-            [title, *(_format_share(group, lambda row: bool(row["alarms"])) for group in groups)]
+    """Render how often any monitor, and each in the report, raises an alarm in bad and in good runs."""
+    rows = read_rows() if rows is None else rows
+    tuned = split_runs([row for row in rows if not is_report(row)])
+    bad, good = split_runs([row for row in rows if is_report(row)])
+    toys, real = (
+        [[row for row in group if row["models"] == models] for group in (bad, good)]
+        for models in ("toy", "smollm2")
+    )
+    table = [
+        [title, *(_format_share(group, lambda row: bool(row["alarms"])) for group in groups)]
+        for title, groups in (
+            ("any, toys used to choose thresholds", tuned),
+            ("any, other toys", toys),
+            ("any, the 135M model", real),
         )
+    ]
+    without = (_format_share(group, lambda row: bool({*row["alarms"]} - {"M41"})) for group in toys)
+    table.insert(2, ["any but M41, other toys", *without])
     for name, monitor in MONITORS.items():
         counts = [sum(name in row["alarms"] for row in group) for group in (bad, good)]
-        if sum(counts) > 2:
+        if any(counts):
             shares = (
                 f"{count}/{len(group)}" for count, group in zip(counts, (bad, good), strict=True)
             )

@@ -58,6 +58,7 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
     """Measure with extra readings, which the sweep can also use as its criterion."""
     torch.set_num_threads(1)
     study, folder = job.study, job.folder
+    find_model = prepare_models(job)
     tried: list[dict[str, Any]] = []
     failures: list[FailedRun] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
@@ -69,13 +70,13 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
     if job.recorded:
         chosen |= {arm: best["learning_rate"] for arm, best in job.recorded.chosen.items()}
     elif swept and job.scale.sweep:
-        tuning = job
+        tuning, find_tuned = job, find_model
         if study.spec.draw_by_seed:
             # The folder of the whole study: no draw that counts has these models.
             tuning = replace(job, folder=job.folder.parent).redraw(TUNING_SEED)
-        tried, failures = sweep_rates(tuning, swept, more)
+            find_tuned = prepare_models(tuning)
+        tried, failures = sweep_rates(tuning, swept, find_tuned, more)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
-    find_model = prepare_models(job)
     sources = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
     runs = folder / "runs"
     finished = _run_arms(sources, runs, job, seeds=len(job.seeds), first=job.seeds[0])
@@ -99,13 +100,13 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
 def sweep_rates(
     job: ReproductionJob,
     swept: Mapping[str, Sequence[float]],
+    find_model: FindModel,
     more: ReadMore,
 ) -> tuple[list[dict[str, Any]], list[FailedRun]]:
     """Run the arms at each rate, and at further rates where the best is at an edge.
 
     Returns the rows of `rank_rates` and the failed runs. No counted run has the seed of the sweep.
     """
-    find_model = prepare_models(job)
     scores: dict[str, dict[str, float]] = {}
     alarms: dict[str, list[str]] = {}
     failures: list[FailedRun] = []

@@ -25,7 +25,7 @@ from laboratory.scaling.cells import RATES, Cell, build_rate_cell, list_cells, p
 from laboratory.scaling.law import Row
 from laboratory.scaling.summary import predict_larger, render_law, summarise_law
 from practicum import run_dir
-from practicum.errors import DataError
+from practicum.errors import DataError, PracticumError
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 ROWS = RESULTS / "scaling_cells.jsonl"
@@ -149,9 +149,16 @@ def run_cells(
     longest = sorted(cells, key=lambda cell: (cell.draw, -cell.student * cell.tokens))
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         tasks = [pool.submit(play, cell, choose_rate(cell, rows), models) for cell in longest]
-        for task in as_completed(tasks):
-            yield task.result()
+        try:
+            for task in as_completed(tasks):
+                yield task.result()
+        finally:
+            # After an error or an interrupt, cells that have not begun do not run: their rows would be lost.
+            pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PracticumError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -4,6 +4,7 @@ A cell is one run: a student, a teacher of a size and a quality, a number of tok
 of models with two layers. A draw fixes the initial weights of all models and the words of the task.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -147,10 +148,9 @@ def _build_model(models: Path, draw: int, width: int, steps: int, side: str) -> 
     unfinished = Path(tempfile.mkdtemp(dir=models, prefix="unfinished-"))
     build_scratch_model(unfinished, config, chain.LETTERS, task.train_prompts())
     # Another process may have built the same model in the meantime, with the same weights.
-    if folder.is_dir():
-        shutil.rmtree(unfinished)
-    else:
+    with contextlib.suppress(OSError):
         unfinished.rename(folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 

@@ -1,7 +1,7 @@
 """Fit the error of a student to its size, its teacher's size and quality, and its tokens.
 
 Three forms are fitted to the cells of the grid, apart for answers of the student and of the teacher. With n, t and d the logarithms
-of both models' parameters and of the tokens, and q that of the teacher's error, each less its mean:
+of both models' parameters and of the tokens, and q the logarithm of the teacher's error, each less its mean:
 
     additive   E + A exp(-a n) + B exp(-b d) + C exp(c q - g t)
     product    E + A exp(-a n - b d + c q - g t)

@@ -240,9 +240,11 @@ def _list_ends(interval: Interval) -> list[float]:
 def render_law(summary: Mapping[str, Any]) -> str:
     """Render a summary as tables."""
     parts = [
+        f"{summary['cells']} of the {summary['all_cells']} cells of the grid have run.",
         _render_exponents(summary["fits"]),
         _render_split(summary["split"]),
         _render_pairs(summary["pairs"]),
+        _render_larger(summary["larger"]),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -295,3 +297,10 @@ def _render_pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
             table.append([name, *cells])
     head = ["ratio of errors", *(f"width {width}" for width in widths)]
     return render_table(head, table) if pairs else ""
+
+
+def _render_larger(larger: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [row["name"], f"{row['error']:.3f}", f"{Interval(*row['predicted']):.3f}"] for row in larger
+    ]
+    return render_table(["larger cell", "error", "predicted, 80 %"], rows) if rows else ""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laboratory.scaling import chain
-from laboratory.scaling.__main__ import SUMMARY, read_cells
+from laboratory.scaling.__main__ import SUMMARY, choose_rate, list_wider_rates, read_cells
 from laboratory.scaling.cells import list_cells
 from laboratory.scaling.law import (
     EXPONENTS,
@@ -29,6 +29,7 @@ from laboratory.scaling.summary import (
     select_cells,
     summarise_law,
 )
+from practicum.errors import DataError
 
 TRUE = {
     "E": -4.0,
@@ -178,6 +179,8 @@ def test_texts_follow_the_process():
 
 def test_the_page_says_what_the_recorded_cells_show():
     """The conclusions of docs/scaling-law.md, from results/scaling_law.json."""
+    recorded = {row["name"]: row for row in read_cells()}
+    assert list_wider_rates(list_cells("rates"), recorded) == [], "a best rate is at an edge"
     summary = json.loads(SUMMARY.read_text("utf-8"))
     for fitted in summary["fits"].values():
         misses = fitted["misses"]
@@ -198,6 +201,11 @@ def test_the_page_says_what_the_recorded_cells_show():
             assert row["error"][0] > 1 and row["error"][1] > 0.99
         else:
             assert row["modelling"][0] < 1 and row["generation"][0] > row["modelling"][0]
+
+
+def test_a_cell_without_a_tried_rate_is_refused():
+    with pytest.raises(DataError, match="run the part `rates` first"):
+        choose_rate(list_cells("grid")[0], {})
 
 
 def test_the_recorded_exponents_are_those_of_the_recorded_cells():
