@@ -162,3 +162,5 @@ if __name__ == "__main__":
         main()
     except PracticumError as error:
         raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
