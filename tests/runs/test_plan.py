@@ -10,6 +10,7 @@ import pytest
 from toy import command, forked, make_model, rows, toy_recipe, toy_run, write_recipe
 
 from practicum.backends.local.paper import measure_footprint
+from practicum.cli.plan import format_plan
 from practicum.costs import ModelDims, TrainableDims, count_read_tokens
 from practicum.costs.cluster import forecast_step
 from practicum.costs.workload import Gpu, Split
@@ -163,6 +164,23 @@ def test_the_plan_of_a_toy(models: Path) -> None:
         phases["update"]["gradients"] == moving
         and phases["update"]["moments of AdamW"] == 2 * moving
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "repeats"),
+    [
+        ({}, False),
+        ({"rollout.n": 4}, True),
+        ({"rollout.n": 4, "objective": {"filter": "failed_group"}}, False),
+        ({"rollout.n": 4, "objective": {"signal": "score(group_normalized)"}}, False),
+    ],
+)
+def test_several_answers_without_a_use_are_told(
+    models: Path, changes: dict[str, Any], repeats: bool
+) -> None:
+    data = describe_plan(plan(toy_recipe(models, changes), limit=2**40))
+    assert data["repeats_prompts"] == repeats
+    assert any("docs/scaling-law.md" in line for line in format_plan(data)) == repeats
 
 
 def test_rollouts_ahead_hold_copies_of_what_learns_and_phases_at_once(models: Path) -> None:

@@ -18,6 +18,10 @@ from practicum.runs.plan.memory import parse_bytes
 from practicum.runs.stages import Pipeline, load_pipeline_or_recipe
 from practicum.text import make_printable
 
+SINGLE_ANSWERS = (
+    "rollout.n=1 with more prompts learned more per token in the study of docs/scaling-law.md"
+)
+
 
 def build_plan(
     recipe: str,
@@ -65,6 +69,7 @@ def format_plan(plan_json: Mapping[str, Any]) -> list[str]:
         *_format_memory(plan_json["memory"], suggests="clusters" not in plan_json),
         "",
         *_format_methods(plan_json["methods"], plan_json["break_even"]),
+        *([SINGLE_ANSWERS] if plan_json["repeats_prompts"] else []),
         *_format_wire(plan_json["wire_bytes"]),
         *chain.from_iterable(map(_format_cluster, plan_json.get("clusters", ()))),
         *_format_sites(plan_json.get("sites", {})),

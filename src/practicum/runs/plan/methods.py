@@ -21,9 +21,8 @@ def compare_methods(
 ) -> list[dict[str, float | str]]:
     """Return one row a method: FLOPs of generating, scoring and updating for the prompts of a step.
 
-    `answer` is the length of a completion in tokens, `n` the number of completions per prompt. The
-    teacher
-    reads the student's own prompts; a verifier is free; GRPO has no reference.
+    `answer` is the length of a completion in tokens, `n` the number of completions per prompt. The teacher reads the
+    student's own prompts; a verifier is free; GRPO has no reference.
     """
     single, group = (_repeat_prompts(prompts, answer, count) for count in (1, GRPO_GROUP))
     update = _count_update(single, shape, learning)

@@ -4,13 +4,13 @@ import logging
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from practicum.core.notes import hide_notes
 from practicum.core.waits import show_wait
-from practicum.costs import PHASES, ModelDims, summarize_costs
+from practicum.costs import PHASES, summarize_costs
 from practicum.errors import PracticumError
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
@@ -171,10 +171,10 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
         "recipe": recipe.name,
         "answer_tokens": run.answer_tokens,
         "models": {
-            "student": _describe_dims(dims) | {"learns": learning.parameters},
-            **{name: _describe_dims(scorer.dims) for name, scorer in record.scorers.items()},
+            "student": asdict(dims) | {"learns": learning.parameters},
+            **{name: asdict(scorer.dims) for name, scorer in record.scorers.items()},
             **{
-                name: _describe_dims(scalar.dims) | {"learns": scalar.trainable_dims.parameters}
+                name: asdict(scalar.dims) | {"learns": scalar.trainable_dims.parameters}
                 for name, scalar in record.scalars.items()
             },
         },
@@ -199,6 +199,7 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
         },
         "methods": rows,
         "break_even": find_break_even(rows),
+        "repeats_prompts": recipe.rollout.n > 1 and not _learns_from_groups(recipe),
         "wire_bytes": {
             name: count_wire_bytes(
                 sum(len(request.tokens) for request in record.score_requests[name]),
@@ -211,15 +212,15 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
     }
 
 
-def _describe_dims(dims: ModelDims) -> dict[str, int]:
-    return {
-        "parameters": dims.parameters,
-        "body": dims.body,
-        "head": dims.head,
-        "layers": dims.layers,
-        "width": dims.width,
-        "vocabulary": dims.vocabulary,
-    }
+def _learns_from_groups(recipe: Recipe) -> bool:
+    """Return True if a term learns from rewards, or from several answers to a prompt together."""
+    return any(
+        term.learns_from_reward
+        or term.filter != "all"
+        or term.samples_by
+        or term.gradient.subtracts == "group_mean"
+        for term in recipe.objective.losses
+    )
 
 
 def _find_largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
@@ -237,11 +238,7 @@ def _find_largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
 def _find_change(
     recipe: Recipe, limit: int, process: int, answer_tokens: int | None, largest: int
 ) -> tuple[str, ...] | None:
-    """Return the first saving with which the recipe fits, or else the shortest list of the first
-    savings.
-
-    None if not even all of them suffice.
-    """
+    """Return the first saving with which the recipe fits, else the shortest list of the first savings, else None."""
     layers = max((recipe.student.trainable_layers or 2) // 2, 1)
     savings = [
         text.replace("FITS", str(largest)).replace("HALF", str(layers))
