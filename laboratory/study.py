@@ -397,9 +397,9 @@ def list_start_measures(spec: Reproduction) -> list[str]:
 
 
 def resolve_stage_models(section: Any, find_model: Callable[[Mapping[str, Any]], str]) -> Any:
-    """Replace `{stage: NAME}` and `{average: [NAME, ...]}` in a section by model folders."""
+    """Replace `{stage: NAME}` and `{merge: [NAME, ...], base: NAME, scale: S}` in a section by model folders."""
     if isinstance(section, Mapping):
-        if set(section) in ({"stage"}, {"average"}):
+        if set(section) in ({"stage"}, {"merge", "base", "scale"}):
             return find_model(section)
         return {key: resolve_stage_models(inner, find_model) for key, inner in section.items()}
     return section

@@ -63,7 +63,7 @@ class Moments:
 def measure(config: Config, job: ReproductionJob) -> Results:
     """Measure each arm's signal-to-noise ratio, and the cosine between mean gradients.
 
-    The cosine is with the first arm that has the same models, task and rollouts.
+    The cosine is with the first arm that has the same student, task and rollouts.
     """
     torch.set_num_threads(1)
     study, console = job.study, job.console
@@ -88,14 +88,14 @@ def measure(config: Config, job: ReproductionJob) -> Results:
 def _measure_seed(
     job: ReproductionJob, seed: int, batches: int, find_model: FindModel
 ) -> dict[str, dict[str, float]]:
-    """Return the readings of every arm; arms with the same models see the same completions."""
+    """Return the readings of every arm; arms with the same student, task and rollouts see the same completions."""
     means: dict[str, Tensor] = {}
     readings = {}
     for arm in job.study.spec.arms:
         path, *control = split_words(write_arm(job, arm, None, find_model))
         recipe = load_recipe(path, [*control, f"seed={seed}", "train.threads=1"])
         moments = sum_gradients(recipe, batches, job.folder)
-        setting = recipe.model_dump_json(include={"student", "teacher", "task", "rollout"})
+        setting = recipe.model_dump_json(include={"student", "task", "rollout"})
         reference = means.setdefault(setting, moments.mean)
         ratio = moments.compute_ratio()
         cosine = torch.cosine_similarity(moments.mean.double(), reference.double(), dim=0).item()

@@ -31,7 +31,7 @@ from practicum.types import FrozenConfig
 R = TypeVar("R")
 
 FindModel = Callable[[Mapping[str, Any]], str]
-"""Return the model folder of `{stage: NAME}` or `{average: [NAME, ...]}`."""
+"""Return the model folder of `{stage: NAME}` or `{merge: [NAME, ...], base: NAME, scale: S}`."""
 
 ReadMore = Callable[[Path], Mapping[str, float]]
 """Return extra readings of a finished run from its folder."""
@@ -191,25 +191,30 @@ def prepare_models(job: ReproductionJob) -> FindModel:
     def find_model(model: Mapping[str, Any]) -> str:
         if "stage" in model:
             return str(stages[model["stage"]])
-        return str(_merge_models([stages[name] for name in model["average"]], folder / "models"))
+        merged = [stages[name] for name in model["merge"]]
+        return str(merge_models(merged, stages[model["base"]], model["scale"], folder / "models"))
 
     return find_model
 
 
-def _merge_models(folders: Sequence[Path], models: Path) -> Path:
-    """Return a folder with the mean of the models' weights (model soups, arXiv 2203.05482)."""
-    name = hashlib.sha256("\n".join(map(str, folders)).encode()).hexdigest()[:12]
-    folder = models / f"average-{name}"
+def merge_models(folders: Sequence[Path], base: Path, scale: float, models: Path) -> Path:
+    """Return a folder with the base's weights plus `scale` times the sum of the models' changes.
+
+    Task arithmetic (arXiv 2212.04089); with one over the number of models, their mean.
+    """
+    identity = "\n".join([*map(str, folders), str(base), f"{scale:g}"])
+    folder = models / f"merge-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
+        start = load_file(base / "model.safetensors")
         weights = [load_file(model / "model.safetensors") for model in folders]
-        mean = {
-            key: torch.stack([tensors[key] for tensors in weights]).mean(dim=0)
-            for key in weights[0]
+        merged = {
+            key: tensor + scale * sum(tensors[key] - tensor for tensors in weights)
+            for key, tensor in start.items()
         }
         # The folder gets its name when it is complete: an interrupted copy is made again.
         temporary = folder.with_name(f"{folder.name}.tmp")
-        shutil.copytree(folders[0], temporary, dirs_exist_ok=True)
-        save_file(mean, temporary / "model.safetensors", metadata={"format": "pt"})
+        shutil.copytree(base, temporary, dirs_exist_ok=True)
+        save_file(merged, temporary / "model.safetensors", metadata={"format": "pt"})
         temporary.rename(folder)
     return folder
 
