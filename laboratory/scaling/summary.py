@@ -21,8 +21,10 @@ from laboratory.scaling.law import (
     build_table,
     choose_form,
     find_best_size,
+    find_nearest,
     fit,
     predict_errors,
+    read_features,
 )
 from practicum.core.randomness import seed_of
 from practicum.statistics import Interval
@@ -173,13 +175,21 @@ def summarise_law(
         "larger": [
             {
                 "name": row["name"],
+                "width": row["student"],
                 "error": row["after"]["error"],
                 "predicted": predictions[row["name"]],
+                "nearest": _read_nearest(rows, row),
             }
             for row in rows
             if row["part"] == "larger"
         ],
     }
+
+
+def _read_nearest(rows: Sequence[Row], row: Row) -> float:
+    """Return the error of the cell of the grid that is nearest to a larger cell."""
+    table = build_table(select_cells(rows, author=row["author"]), "error")
+    return find_nearest(table, read_features([row], "error")).exp().item()
 
 
 def _describe_fit(fitted: Fit, misses: Mapping[str, float]) -> dict[str, Any]:
@@ -299,8 +309,33 @@ def _render_pairs(pairs: Sequence[Mapping[str, Any]]) -> str:
     return render_table(head, table) if pairs else ""
 
 
-def _render_larger(larger: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [row["name"], f"{row['error']:.3f}", f"{Interval(*row['predicted']):.3f}"] for row in larger
+def count_held(larger: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of larger cells whose error is inside the predicted interval."""
+    return sum(row["predicted"][1] <= row["error"] <= row["predicted"][2] for row in larger)
+
+
+def average_miss(larger: Sequence[Mapping[str, Any]], guess: str) -> float:
+    """Return the mean miss, in logarithms, of `predicted` or of the `nearest` cell."""
+    guesses = (row[guess][0] if guess == "predicted" else row[guess] for row in larger)
+    misses = [
+        abs(math.log(value / row["error"])) for value, row in zip(guesses, larger, strict=True)
     ]
-    return render_table(["larger cell", "error", "predicted, 80 %"], rows) if rows else ""
+    return sum(misses) / len(misses)
+
+
+def _render_larger(larger: Sequence[Mapping[str, Any]]) -> str:
+    if not larger:
+        return ""
+    widths = sorted({row["width"] for row in larger})
+    rows = []
+    for width in widths:
+        cells = [row for row in larger if row["width"] == width]
+        misses = (f"{average_miss(cells, guess):.3f}" for guess in ("predicted", "nearest"))
+        rows.append([f"width {width}", f"{count_held(cells)} of {len(cells)}", *misses])
+    head = [
+        "larger cells",
+        "inside the 80 % interval",
+        "miss of the law",
+        "miss of the nearest cell",
+    ]
+    return render_table(head, rows)

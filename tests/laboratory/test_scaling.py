@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from laboratory.scaling import chain
-from laboratory.scaling.__main__ import SUMMARY, choose_rate, list_wider_rates, read_cells
+from laboratory.scaling.__main__ import (
+    PREDICTIONS,
+    SUMMARY,
+    choose_rate,
+    list_wider_rates,
+    read_cells,
+)
 from laboratory.scaling.cells import list_cells
 from laboratory.scaling.law import (
     EXPONENTS,
@@ -22,6 +28,8 @@ from laboratory.scaling.law import (
     predict_errors,
 )
 from laboratory.scaling.summary import (
+    average_miss,
+    count_held,
     fit_trend,
     list_pairs,
     measure_pairs,
@@ -186,7 +194,7 @@ def test_the_page_says_what_the_recorded_cells_show():
         misses = fitted["misses"]
         assert fitted["form"] == "broken" == min(misses, key=lambda name: misses[name])
         mean, low, high = fitted["exponents"]["teacher"]
-        assert low < 0 < high and abs(mean) < 0.1
+        assert -0.05 < low < mean < 0 and high < 0.01
         assert low < 1 < fitted["exponents"]["quality"][2]
         assert fitted["exponents"]["tokens"][1] > 2 * fitted["exponents"]["student"][2]
     for row in summary["split"]:
@@ -201,6 +209,23 @@ def test_the_page_says_what_the_recorded_cells_show():
             assert row["error"][0] > 1 and row["error"][1] > 0.99
         else:
             assert row["modelling"][0] < 1 and row["generation"][0] > row["modelling"][0]
+
+
+def test_the_page_says_how_the_predictions_ended():
+    larger = json.loads(SUMMARY.read_text("utf-8"))["larger"]
+    predictions = json.loads(PREDICTIONS.read_text("utf-8"))
+    assert {row["name"]: row["predicted"] for row in larger} == predictions
+    same, wider = ([row for row in larger if row["width"] == width] for width in (192, 384))
+    assert (len(same), len(wider)) == (8, 8)
+    assert (count_held(same), count_held(wider)) == (8, 2)
+    assert 5.5 < average_miss(same, "nearest") / average_miss(same, "predicted") < 6.5
+    assert average_miss(wider, "predicted") == pytest.approx(
+        average_miss(wider, "nearest"), rel=0.02
+    )
+    assert max(row["error"] / row["predicted"][0] for row in wider) == pytest.approx(1.84, abs=0.01)
+    errors = {row["name"]: row["error"] for row in wider}
+    for name, error in errors.items():
+        assert errors[name.replace("student", "teacher")] <= error
 
 
 def test_a_cell_without_a_tried_rate_is_refused():
