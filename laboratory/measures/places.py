@@ -1,6 +1,6 @@
 """Run every arm as `runs` does, and measure accuracy and divergence by place in the answer.
 
-The task is `laboratory.countdown`. The readings of a run:
+The task is `laboratory.counting`. The readings of a run:
 
 - `accuracy/part_1` to `accuracy/part_4`: share of right numbers in each quarter of the held-out answers.
 - `divergence_at_0` to `divergence_at_64`: the reverse KL of the last step, in nats per token, at tokens 0 to 3, 4 to 15, 16 to 63
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from laboratory.countdown import find_right
+from laboratory.counting import find_right
 from laboratory.measures.runs import measure_with
 from laboratory.results import Results
 from laboratory.study import ReproductionJob

@@ -1,4 +1,4 @@
-"""Counting down: the prompts, the reward by place, and the readings of a run."""
+"""Counting: the prompts, the reward by place, and the readings of a run."""
 
 import itertools
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laboratory.countdown import EXAMPLES, Config, build, find_right, share_right
+from laboratory.counting import EXAMPLE, Config, build, find_right, share_right
 from laboratory.measures.places import average_parts, read_places
 from practicum.ports import TaskContext
 from practicum.types import Rollout
@@ -21,12 +21,8 @@ def test_each_seed_draws_other_prompts_and_keeps_the_held_out_ones_apart() -> No
     draws = draw(0), draw(1)
     for task in draws:
         ids = [prompt.id for prompt in (*task.heldout, *task.train)]
-        assert len(ids) == len(set(ids)) == 24 + 64
-        assert not any(
-            f"numbers {first}," in id and f"to {last}." in id
-            for id in ids
-            for first, last in EXAMPLES
-        )
+        assert len(ids) == len(set(ids)) == 24 + 128
+        assert f"Count from {EXAMPLE[0]} to {EXAMPLE[1]}." not in ids
     assert draws[0].heldout == draw(0).heldout != draws[1].heldout
 
 
@@ -35,7 +31,7 @@ def test_an_answer_is_right_and_each_of_its_numbers_counts() -> None:
         assert prompt.answer is not None
         numbers = prompt.answer.split(", ")
         assert 66 <= len(numbers) <= 75
-        assert all(int(high) - int(low) == 1 for high, low in itertools.pairwise(numbers))
+        assert all(int(high) - int(low) == 1 for low, high in itertools.pairwise(numbers))
         assert draw(2).reward(Rollout.from_text(prompt, f"Here: {prompt.answer}.")) == 1
         place = random.Random(prompt.id).randrange(len(numbers))
         wrong = ", ".join([*numbers[:place], "7", *numbers[place + 1 :]])

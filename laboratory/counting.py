@@ -1,7 +1,7 @@
-"""Counting down: answers of 259 to 295 tokens of SmolLM2, in which each number can be checked.
+"""Counting: answers of 259 to 295 tokens of SmolLM2, in which each number can be checked.
 
-A prompt is `List the numbers 87, 86, 85 and so on, down to 19.`, its answer `87, 86, ..., 19`. The reward is the share of the
-numbers that are right at their place. Prompts are drawn by the run's seed.
+A prompt is `Count from 17 to 88.`, its answer `17, 18, ..., 88`. The reward is the share of the numbers that are right at their
+place. Prompts are drawn by the run's seed. Down instead of up was tried first: SmolLM2 does not do that with a worked example.
 """
 
 import random
@@ -16,28 +16,25 @@ from practicum.rows import PromptSet
 from practicum.types import Message, Prompt
 
 STEPS = range(65, 75)
-"""The differences of the first and the last number."""
+"""The differences of the last and the first number, which both have two digits."""
 
-HIGHEST = 89
-"""The largest number. From 91 on, SmolLM2 counts up after two numbers, even with worked examples."""
-
-EXAMPLES = ((87, 19), (85, 18))
-"""Pairs for worked examples, which are in no prompt."""
+EXAMPLE = (17, 88)
+"""The pair of the worked example, which is in no prompt."""
 
 
 class Config(TaskConfig):
     """The number of prompts."""
 
-    type: Literal["laboratory.countdown"] = "laboratory.countdown"
-    train_size: int = Field(default=64, ge=1)
+    type: Literal["laboratory.counting"] = "laboratory.counting"
+    train_size: int = Field(default=128, ge=1)
     heldout_size: int = Field(default=24, ge=0)
 
 
 def build(config: Config, context: TaskContext) -> PromptSet:
     """Draw distinct pairs of numbers, the held-out ones first."""
-    pairs = [(last + steps, last) for steps in STEPS for last in range(10, HIGHEST + 1 - steps)]
-    pairs = [pair for pair in pairs if pair not in EXAMPLES]
-    random.Random(seed_of(context.seed, "countdown")).shuffle(pairs)
+    pairs = [(first, first + steps) for steps in STEPS for first in range(10, 100 - steps)]
+    pairs.remove(EXAMPLE)
+    random.Random(seed_of(context.seed, "counting")).shuffle(pairs)
     end = config.heldout_size + config.train_size
     prompts = [_build_prompt(*pair) for pair in pairs[:end]]
     return PromptSet(
@@ -48,8 +45,8 @@ def build(config: Config, context: TaskContext) -> PromptSet:
 
 
 def _build_prompt(first: int, last: int) -> Prompt:
-    text = f"List the numbers {first}, {first - 1}, {first - 2} and so on, down to {last}."
-    answer = ", ".join(map(str, range(first, last - 1, -1)))
+    text = f"Count from {first} to {last}."
+    answer = ", ".join(map(str, range(first, last + 1)))
     return Prompt(text, (Message("user", text),), answer=answer)
 
 
