@@ -73,7 +73,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
     readings: dict[str, dict[str, dict[int, float]]] = {
         arm: {"signal_to_noise": {}, "cosine": {}} for arm in study.spec.arms
     }
-    for seed in job.seeds:
+    for number, seed in enumerate(job.seeds, start=1):
         path = job.folder / "gradients" / f"seed-{seed}.json"
         if not path.is_file():
             path.parent.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
         for arm, numbers in read_json(path).items():
             for name, number in numbers.items():
                 readings[arm][name][seed] = number
-        console.step(seed + 1, {}, None)
+        console.step(number, {}, None)
     return Results(name=study.name, form="", seeds=job.seeds, readings=readings)
 
 
