@@ -69,6 +69,26 @@ def _cite(claim: Claim) -> str:
     return claim.paper if claim.paper.startswith("http") else f"arXiv:{claim.paper}"
 
 
+def _join_judgements(texts: Sequence[str]) -> str:
+    """Join the judgements of a claim; one at equal FLOPs follows that at equal steps, without its arms.
+
+    Accuracy, the usual measure, is not named.
+    """
+    labels = {text.partition(": ")[0] for text in texts}
+    parted = (text.partition(" at equal FLOPs: ") for text in texts)
+    costs = {label: number for label, _, number in parted if label in labels and number}
+    parts = []
+    for text in texts:
+        label = text.partition(": ")[0]
+        if not (
+            label.endswith(" at equal FLOPs") and label.removesuffix(" at equal FLOPs") in costs
+        ):
+            parts.append(text)
+        if label in costs:
+            parts.append(f"at equal FLOPs: {costs[label]}")
+    return "; ".join(parts).replace(", accuracy:", ":")
+
+
 def render_study(study: LoadedReproduction, results: Results) -> str:
     """Return a study's page: its plot, its arms, and the verdict on each claim with its numbers."""
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
@@ -86,12 +106,11 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         if claim.why:
             how = f"shown by {claim.shown_by}" if claim.shown_by else "an explanation, not tested"
             why = f" Why: {claim.why} ({how})."
-        numbers = "; ".join(judgement.text for judgement in judgements) or (
+        numbers = _join_judgements([judgement.text for judgement in judgements]) or (
             "the recipe or the arms have changed since these runs, which decide nothing"
         )
         lines.append(
-            f"- {claim.claim}: **{verdict}**. Here: {numbers}. "
-            f"The paper: {claim.theirs} ({_cite(claim)}).{why}"
+            f"- {claim.claim}: **{verdict}**. Here: {numbers}. Paper: {claim.theirs} ({_cite(claim)}).{why}"
         )
     if study.spec.remarks:
         lines.append(f"\n{study.spec.remarks}")
@@ -103,7 +122,7 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
     elif results.tried:
         by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
         lines.append(
-            f"\nLearning rates tried, each with a separate seed{by}: "
+            f"\nLearning rates tried{by}: "
             f"{_format_tried(results, study.spec.aim)}."
         )
     if results.failed:
@@ -115,8 +134,8 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         if results.versions.get(name)
     )
     lines.append(
-        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores; "
-        f"{versions}. [All studies](../evidence.md)."
+        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes; "
+        f"{versions}."
     )
     return "\n".join(lines) + "\n"
 

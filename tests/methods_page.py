@@ -120,8 +120,8 @@ def controls() -> list[list[str]]:
             continue
         line, off = _line(name), _control_line(name)
         gains = [
-            _gain(line) if line else "",
-            _gain(off) if off else "",
+            _range(line) if line else "",
+            _range(off) if off else "",
             adds(line, off) if line and off else "",
         ]
         found.append([_link(name), f"`{describe_axes(control)['loss']}`", *gains])
@@ -160,8 +160,12 @@ def count_controls() -> str:
 
 
 def _gain(line: dict[str, Any]) -> str:
+    return _range(line).replace(")", f", {len(_gains(line))} seeds)")
+
+
+def _range(line: dict[str, Any]) -> str:
     gains = _gains(line)
-    return f"{sum(gains) / len(gains):+.2f} ({min(gains):+.2f} to {max(gains):+.2f}, {len(gains)} seeds)"
+    return f"{sum(gains) / len(gains):+.2f} ({min(gains):+.2f} to {max(gains):+.2f})"
 
 
 def _gains(line: dict[str, Any]) -> list[float]:

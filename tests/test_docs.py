@@ -253,7 +253,7 @@ def _controls() -> str:
     head = [
         "recipe",
         "its loss with the teacher off",
-        "gain",
+        "gain, three seeds",
         "gain with the teacher off",
         "what the teacher adds, 95 % over seeds",
     ]

@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from transformers import AutoTokenizer
 
 from practicum.errors import ModelError
 from practicum.text import Renderer, build_character_tokenizer, collect_stop_ids
-from practicum.text.from_scratch import CONTROL
+from practicum.text.from_scratch import CONTROL, TOKENIZERS
 from practicum.types import Message
 
 ALPHABET = "abc .,'\n\tZ09\u00e9\u4f60\U0001f600\u0301<>s/"
@@ -31,6 +32,17 @@ def test_one_token_a_character_after_the_control_tokens() -> None:
     assert tokenizer.encode("az") == [7, 6]
     assert tokenizer.eos_token == "</s>"
     assert tokenizer.pad_token == "<pad>"
+
+
+@given(st.text(alphabet="abc d"))
+def test_doubled_characters_are_one_token(text: str) -> None:
+    tokenizer = TOKENIZERS["doubles"]("abc d")
+    pieces = [token.replace("\u2581", " ") for token in tokenizer.tokenize(text)]
+    assert "".join(pieces) == text
+    assert all(len(piece) == 1 or piece[0] == piece[1:] for piece in pieces)
+    assert TOKENIZERS["pieces"]("abc d").tokenize(text) == list(text.replace(" ", "\u2581"))
+    singles = (pair for pair in itertools.pairwise(pieces) if pair[0] == pair[1])
+    assert all(len(first) == 2 for first, _ in singles)
 
 
 def test_the_chat_template_writes_plain_roles() -> None:

@@ -1,6 +1,7 @@
 """Tokenizers made from an alphabet, for models made from scratch."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import ModelError
@@ -26,10 +27,7 @@ def build_character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     `<assistant>`.
     """
     if not alphabet:
-        raise ModelError(
-            "a character tokenizer needs an alphabet of one character or more; the alphabet is "
-            "empty"
-        )
+        raise ModelError("the alphabet is empty; a tokenizer needs one character or more")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel(_number_tokens(alphabet), unk_token="<unk>"))
@@ -53,16 +51,17 @@ def build_byte_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     return _wrap(tokenizer)
 
 
-def build_pair_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer in the form of SentencePiece, with a token for each pair of characters.
+def build_pair_tokenizer(alphabet: str, distinct: int = 2) -> "PreTrainedTokenizerFast":
+    """Return a tokenizer in the form of SentencePiece, with a token for a pair of at most `distinct` different characters.
 
-    Its other tokens are seven control tokens, 256 bytes for characters that are not in the
-    alphabet, and the characters. A blank is written as `\u2581`.
+    Its other tokens are seven control tokens, 256 bytes for characters that are not in the alphabet, and the characters. A blank
+    is written as `\u2581`.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = list(dict.fromkeys(alphabet.replace(" ", "\u2581")))
-    merges = [(first, second) for first in letters for second in letters]
+    pairs = [(first, second) for first in letters for second in letters]
+    merges = [pair for pair in pairs if len(set(pair)) <= distinct]
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = _number_tokens([*fallback, *letters, *map("".join, merges)])
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
@@ -79,6 +78,8 @@ TOKENIZERS: Mapping[str, Callable[[str], "PreTrainedTokenizerFast"]] = {
     "characters": build_character_tokenizer,
     "bytes": build_byte_tokenizer,
     "pairs": build_pair_tokenizer,
+    "doubles": partial(build_pair_tokenizer, distinct=1),
+    "pieces": partial(build_pair_tokenizer, distinct=0),
 }
 """The kinds of tokenizers that a from-scratch model may have, each made from an alphabet."""
 
