@@ -121,10 +121,7 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         )
     elif results.tried:
         by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
-        lines.append(
-            f"\nLearning rates tried{by}: "
-            f"{_format_tried(results, study.spec.aim)}."
-        )
+        lines.append(f"\nLearning rates tried{by}: {_format_tried(results, study.spec.aim)}.")
     if results.failed:
         lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
     minutes = results.seconds / 60
@@ -134,8 +131,7 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         if results.versions.get(name)
     )
     lines.append(
-        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes; "
-        f"{versions}."
+        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes; {versions}."
     )
     return "\n".join(lines) + "\n"
 
