@@ -69,23 +69,21 @@ def _cite(claim: Claim) -> str:
     return claim.paper if claim.paper.startswith("http") else f"arXiv:{claim.paper}"
 
 
-def _join_judgements(texts: Sequence[str]) -> str:
+def join_judgements(texts: Sequence[str]) -> str:
     """Join the judgements of a claim; one at equal FLOPs follows that at equal steps, without its arms.
 
     Accuracy, the usual measure, is not named.
     """
+    at = " at equal FLOPs"
     labels = {text.partition(": ")[0] for text in texts}
-    parted = (text.partition(" at equal FLOPs: ") for text in texts)
-    costs = {label: number for label, _, number in parted if label in labels and number}
     parts = []
     for text in texts:
         label = text.partition(": ")[0]
-        if not (
-            label.endswith(" at equal FLOPs") and label.removesuffix(" at equal FLOPs") in costs
-        ):
-            parts.append(text)
-        if label in costs:
-            parts.append(f"at equal FLOPs: {costs[label]}")
+        if label.endswith(at) and label.removesuffix(at) in labels:
+            continue
+        parts.append(text)
+        prefix = f"{label}{at}: "
+        parts += [cost.removeprefix(label).strip() for cost in texts if cost.startswith(prefix)]
     return "; ".join(parts).replace(", accuracy:", ":")
 
 
@@ -106,7 +104,7 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         if claim.why:
             how = f"shown by {claim.shown_by}" if claim.shown_by else "an explanation, not tested"
             why = f" Why: {claim.why} ({how})."
-        numbers = _join_judgements([judgement.text for judgement in judgements]) or (
+        numbers = join_judgements([judgement.text for judgement in judgements]) or (
             "the recipe or the arms have changed since these runs, which decide nothing"
         )
         lines.append(

@@ -160,12 +160,13 @@ def count_controls() -> str:
 
 
 def _gain(line: dict[str, Any]) -> str:
-    return _range(line).replace(")", f", {len(_gains(line))} seeds)")
+    return _range(line, f", {len(_gains(line))} seeds")
 
 
-def _range(line: dict[str, Any]) -> str:
+def _range(line: dict[str, Any], seeds: str = "") -> str:
     gains = _gains(line)
-    return f"{sum(gains) / len(gains):+.2f} ({min(gains):+.2f} to {max(gains):+.2f})"
+    assert seeds or len(gains) == 3, "the head of the table of controls says three seeds"
+    return f"{sum(gains) / len(gains):+.2f} ({min(gains):+.2f} to {max(gains):+.2f}{seeds})"
 
 
 def _gains(line: dict[str, Any]) -> list[float]:

@@ -88,7 +88,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
 def _measure_seed(
     job: ReproductionJob, seed: int, batches: int, find_model: FindModel
 ) -> dict[str, dict[str, float]]:
-    """Return the readings of every arm; arms with the same student, task and rollouts see the same completions."""
+    """Return the readings of every arm."""
     means: dict[str, Tensor] = {}
     readings = {}
     for arm in job.study.spec.arms:

@@ -3,8 +3,8 @@
 The task is `laboratory.counting`. The readings of a run:
 
 - `accuracy/part_1` to `accuracy/part_4`: share of right numbers in each quarter of the held-out answers.
-- `divergence_at_0` to `divergence_at_64`: the reverse KL of the last step, in nats per token, at tokens 0 to 3, 4 to 15, 16 to 63
-  and from 64 on, of the answers that the arm trains on.
+- `divergence_at_0` to `divergence_at_256`: the reverse KL of the last step, in nats per token, at tokens 0 to 3, 4 to 15, 16 to 63,
+  64 to 255 and from 256 on, of the answers that the arm trains on.
 """
 
 from collections.abc import Sequence

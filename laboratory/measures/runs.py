@@ -202,7 +202,7 @@ def merge_models(folders: Sequence[Path], base: Path, scale: float, models: Path
 
     Task arithmetic (arXiv 2212.04089); with one over the number of models, their mean.
     """
-    identity = "\n".join([*map(str, folders), str(base), f"{scale:g}"])
+    identity = "\n".join([*map(str, folders), str(base), repr(scale)])
     folder = models / f"merge-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
         start = load_file(base / "model.safetensors")
