@@ -12,7 +12,7 @@ TEMPERATURES, TOLERATED_TEMPERATURES = (0.7, 1.3), (0.3, 2.0)
 MAX_STEP, DESTRUCTIVE_STEP = 1.0, 3.0
 """The change of a layer's output by one step, as a share of its size, that warns and that fails."""
 
-MIN_MOVE = 0.05
+MIN_MOVE = 0.03
 """The same for all steps together, below which a run teaches nothing."""
 
 
