@@ -43,12 +43,12 @@ def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Re
         )
         link = f"[{study.name}](evidence/{name_page(study)})"
         p = "" if not by_test or by_test[0] is None else f"{by_test[0]:.2g}"
-        rows.append([claim.claim, link, _cite(claim), f"**{verdict}**", p])
+        rows.append([claim.claim, link, f"**{verdict}**", p])
     sentence = (
         f"Of {differences} differences, ratios and rises on these pages, {survivors} have p < {LEVEL} after Holm's "
-        "correction for their number. The last column is the corrected p of the test that decides.\n\n"
+        "correction for their number. The last column is the corrected p of the test that decides; a study's page cites the papers.\n\n"
     )
-    return sentence + _render_table(["claim", "study", "paper", "verdict", "p (Holm)"], rows)
+    return sentence + _render_table(["claim", "study", "verdict", "p (Holm)"], rows)
 
 
 def judge_current(

@@ -303,7 +303,12 @@ def test_a_learning_rate_that_moves_nothing_is_named(folder: Path, lora: Any) ->
 def test_steps_that_move_nothing_together_are_named_without_a_table(folder: Path) -> None:
     scratch = {"architecture": "llama", "hidden_size": 32, "layers": 1, "heads": 2}
     recipe = pair(folder, {"student.model": scratch, "optimizer.learning_rate": 1e-6})
-    assert "teaches nothing" in finding(diagnosed(recipe, folder), "P19").sentence
+    found = finding(diagnosed(recipe, folder), "P19")
+    assert "teaches nothing" in found.sentence and found.value
+    # SmolLM2 learns at rates at which all steps can move a layer by 3.5 %.
+    rate = 1e-6 * 0.035 / (found.value.mean * recipe.train.steps)
+    recipe = apply_overrides(recipe, [f"optimizer.learning_rate={rate}"])
+    assert finding(diagnosed(recipe, folder), "P19").status == "pass"
 
 
 def test_a_limit_that_cuts_the_teacher_off_fails_and_alone_the_students_warns(folder: Path) -> None:
