@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 @app.command(epilog="Example: python -m laboratory signal")
-def main(
+def main(  # noqa: PLR0913  (its options, one by one)
     name: Annotated[
         str | None, typer.Argument(help="name or file of a reproduction; none: list all")
     ] = None,
@@ -32,6 +32,9 @@ def main(
     onto: Annotated[
         Path | None, typer.Option(help="stored results of the first seeds, which are skipped")
     ] = None,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="smallest seed, to run a study again with other seeds")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
     """Test a published claim: run its arms and controls, and print a verdict."""
@@ -47,6 +50,7 @@ def main(
                 at_once=jobs,
                 resume=resume,
                 onto=onto,
+                first_seed=first_seed,
                 console=console,
             )
         if failed := len(result.results.failed):

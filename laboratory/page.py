@@ -46,9 +46,30 @@ def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Re
         rows.append([claim.claim, link, f"**{verdict}**", p])
     sentence = (
         f"Of {differences} differences, ratios and rises on these pages, {survivors} have p < {LEVEL} after Holm's "
-        "correction for their number. The last column is the corrected p of the test that decides; a study's page cites the papers.\n\n"
+        "correction for their number. The last column is the corrected p of the deciding test; a study's page cites the papers.\n\n"
     )
     return sentence + _render_table(["claim", "study", "verdict", "p (Holm)"], rows)
+
+
+def render_repeats(
+    studies: Sequence[LoadedReproduction],
+    stored: Mapping[str, Results],
+    repeated: Mapping[str, Results],
+) -> str:
+    """Return a table of the claims of studies that were run again with other seeds, with both verdicts."""
+    rows, same = [], 0
+    for study in studies:
+        if study.name in stored and study.name in repeated:
+            for claim in study.spec.claims:
+                verdicts = [
+                    judge_current(study, claim, results[study.name])[0]
+                    for results in (stored, repeated)
+                ]
+                same += verdicts[0] == verdicts[1]
+                seeds = ", ".join(map(str, repeated[study.name].seeds))
+                rows.append([claim.claim, study.name, *verdicts, seeds])
+    table = _render_table(["claim", "study", "verdict", "again", "seeds"], rows)
+    return f"{same} of {len(rows)} verdicts are the same.\n\n{table}"
 
 
 def judge_current(

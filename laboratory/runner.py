@@ -27,7 +27,7 @@ class ReproductionResult:
     folder: Path
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913  (the options of a study, one by one)
     source: str | Path,
     *,
     full: bool = False,
@@ -35,18 +35,22 @@ def reproduce(
     at_once: int = 2,
     resume: bool = False,
     onto: Path | None = None,
+    first_seed: int = 0,
     console: Console | None = None,
 ) -> ReproductionResult:
     """Run a reproduction.
 
-    Writes `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`. `onto` are results
-    of the first seeds, which are not run again. Raises RecipeError if the folder holds a
-    reproduction and `resume` is False, or if it holds none and `resume` is True.
+    Writes `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`, of other seeds into
+    `out/NAME-full-from-SEED`. `onto` are results of the first seeds, which are not run again. Seeds
+    are counted from `first_seed`, that of the sweep too. Raises
+    RecipeError if the folder holds a reproduction and `resume` is False, or if it holds none and
+    `resume` is True, or for results of other seeds.
     """
     console = console or SilentConsole()
     study = load_reproduction(source)
     form = "full" if full else "quick"
-    folder = (out / f"{study.name}-{form}").absolute()
+    seeds = f"-from-{first_seed}" if first_seed else ""
+    folder = (out / f"{study.name}-{form}{seeds}").absolute()
     clock = folder / "clock.json"
     if clock.is_file() != resume:
         raise RecipeError(
@@ -56,10 +60,10 @@ def reproduce(
             else f"{shorten_path(folder)} holds no reproduction to resume; "
             "start it without --resume"
         )
-    recorded = None if onto is None else _read_recorded(onto, study, form)
+    recorded = None if onto is None else _read_recorded(onto, study, form, first_seed)
     folder.mkdir(parents=True, exist_ok=True)
     scale = study.spec.full if full else study.spec.quick
-    job = ReproductionJob(study, scale, folder, at_once, console, recorded)
+    job = ReproductionJob(study, scale, folder, at_once, console, recorded, first_seed=first_seed)
     with _count_seconds(clock), _importable():
         measured = _measure(job)
     counted = read_json(clock)
@@ -108,7 +112,7 @@ def _measure(job: ReproductionJob) -> Results:
     return results
 
 
-def _read_recorded(path: Path, study: LoadedReproduction, form: str) -> Results:
+def _read_recorded(path: Path, study: LoadedReproduction, form: str, first_seed: int) -> Results:
     """Read results of the first seeds. Raises RecipeError if they are of another reproduction."""
     recorded = read_results(path)
     scale = study.spec.full if form == "full" else study.spec.quick
@@ -125,10 +129,11 @@ def _read_recorded(path: Path, study: LoadedReproduction, form: str) -> Results:
             f"{shorten_path(path)}: the recipe or the arms of {study.name} have changed since; "
             "omit --onto to run all seeds"
         )
-    if list(recorded.seeds) != list(range(num_recorded)) or num_recorded >= scale.seeds:
+    seeds = list(range(first_seed, first_seed + num_recorded))
+    if list(recorded.seeds) != seeds or num_recorded >= scale.seeds:
         raise RecipeError(
             f"{shorten_path(path)}: has the seeds {list(recorded.seeds)}, and the reproduction needs "
-            f"{scale.seeds}; set a larger number of seeds, which are counted from 0"
+            f"{scale.seeds}; set a larger number of seeds, which are counted from {first_seed}"
         )
     return recorded
 

@@ -201,10 +201,10 @@ class LoadedReproduction(FrozenConfig):
 
     def redraw(self, draw: int) -> "LoadedReproduction":
         """Return the study with the models and the task of another draw."""
-        assert not self.draw, "draws are counted from the seeds of the file"
-        recipe = shift_seeds(self.recipe, draw) | {"seed": draw}
+        further = draw - self.draw
+        recipe = shift_seeds(self.recipe, further) | {"seed": draw}
         if "stages" in recipe:
-            recipe["stages"] = [shift_seeds(stage, draw) for stage in recipe["stages"]]
+            recipe["stages"] = [shift_seeds(stage, further) for stage in recipe["stages"]]
         return self.model_copy(update={"recipe": recipe, "draw": draw})
 
     def build_recipe(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
@@ -274,13 +274,16 @@ class ReproductionJob:
     """Results of the first seeds, which are not run again."""
     only_seed: int | None = None
     """The only seed to run, where each seed draws its models."""
+    first_seed: int = 0
+    """The smallest seed; the sweep's is as far from it as from 0."""
 
     @property
     def seeds(self) -> list[int]:
         """The seeds to run."""
         if self.only_seed is not None:
             return [self.only_seed]
-        return list(range(len(self.recorded.seeds) if self.recorded else 0, self.scale.seeds))
+        done = len(self.recorded.seeds) if self.recorded else 0
+        return list(range(self.first_seed + done, self.first_seed + self.scale.seeds))
 
     def redraw(self, seed: int) -> "ReproductionJob":
         """Return the job of one seed, with its models, its task and its folder."""

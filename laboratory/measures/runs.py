@@ -37,7 +37,7 @@ ReadMore = Callable[[Path], Mapping[str, float]]
 """Return extra readings of a finished run from its folder."""
 
 TUNING_SEED = 1000
-"""The seed of the sweep; no counted run has it."""
+"""The seed of the sweep, counted from the first seed; no counted run has it."""
 
 WIDENINGS = 2
 """The largest number of extensions of a sweep beyond an edge."""
@@ -73,7 +73,7 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
         tuning, find_tuned = job, find_model
         if study.spec.draw_by_seed:
             # The folder of the whole study: no draw that counts has these models.
-            tuning = replace(job, folder=job.folder.parent).redraw(TUNING_SEED)
+            tuning = replace(job, folder=job.folder.parent).redraw(job.first_seed + TUNING_SEED)
             find_tuned = prepare_models(tuning)
         tried, failures = sweep_rates(tuning, swept, find_tuned, more)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
@@ -119,7 +119,7 @@ def sweep_rates(
             for rate in several
         }
         folder = job.folder / ("sweep" if number == 0 else f"sweep-wider-{number}")
-        finished = _run_arms(sources, folder, job, seeds=1, first=TUNING_SEED)
+        finished = _run_arms(sources, folder, job, seeds=1, first=job.first_seed + TUNING_SEED)
         for outcome in finished.outcomes:
             scores[outcome.arm] = _read_outcome(folder, outcome, more)
             alarms[outcome.arm] = read_alarms(folder / outcome.folder)

@@ -12,6 +12,7 @@ from laboratory import (
     list_reproductions,
     load_reproduction,
     read_results,
+    render_repeats,
     render_study,
     reproduce,
 )
@@ -182,6 +183,34 @@ def test_more_seeds_are_added_to_recorded_ones(tmp_path):
     arms["free"] = free
     with pytest.raises(RecipeError, match="not the full form of small with the same arms"):
         run_seeds(2, "other", onto=recorded)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_study_is_run_again_with_other_seeds(tmp_path, drawn):
+    file = tmp_path / "small.yaml"
+    arms = {name: SMALL["arms"][name] for name in ("reverse", "forward")}
+
+    def run_from(first_seed, out, count=1, **options):
+        scale = {"full": {"seeds": count}, "draw_by_seed": drawn}
+        file.write_text(yaml.safe_dump({**SMALL, "arms": arms, **scale}))
+        return reproduce(file, full=True, out=tmp_path / out, first_seed=first_seed, **options)
+
+    first, again = run_from(0, "out"), run_from(100, "out")
+    assert again.folder.name == "small-full-from-100" and again.results.seeds == [100]
+    assert not set(again.folder.glob("**/seed-0")) and set(again.folder.glob("**/seed-100"))
+    assert set(again.folder.glob("**/seed-1100")), "the sweep has another seed, too"
+    curves = [found.results.curves["reverse"] for found in (first, again)]
+    assert [list(by_seed) for by_seed in curves] == [[0], [100]]
+    assert run_from(100, "out", resume=True).results.readings == again.results.readings
+    recorded = again.folder / "results.json"
+    assert run_from(100, "more", count=2, onto=recorded).results.seeds == [100, 101]
+    with pytest.raises(RecipeError, match=r"has the seeds \[100\].*counted from 0"):
+        run_from(0, "others", count=2, onto=recorded)
+    table = render_repeats(
+        [first.study], {"small": first.results}, {"small": again.results, "absent": again.results}
+    )
+    claims = len(first.study.spec.claims)
+    assert f"of {claims} verdicts are the same" in table and table.count("| 100 |") == claims
 
 
 def test_each_seed_can_have_models_and_a_task_of_its_own(tmp_path):
