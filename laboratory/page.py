@@ -57,7 +57,7 @@ def render_repeats(
     repeated: Mapping[str, Results],
 ) -> str:
     """Return a table of the claims of studies that were run again with other seeds, with both verdicts."""
-    rows, same = [], 0
+    rows, agreeing = [], 0
     for study in studies:
         if study.name in stored and study.name in repeated:
             for claim in study.spec.claims:
@@ -65,11 +65,11 @@ def render_repeats(
                     judge_current(study, claim, results[study.name])[0]
                     for results in (stored, repeated)
                 ]
-                same += verdicts[0] == verdicts[1]
+                agreeing += verdicts[0] == verdicts[1]
                 seeds = ", ".join(map(str, repeated[study.name].seeds))
                 rows.append([claim.claim, study.name, *verdicts, seeds])
     table = _render_table(["claim", "study", "verdict", "again", "seeds"], rows)
-    return f"{same} of {len(rows)} verdicts are the same.\n\n{table}"
+    return f"{agreeing} of {len(rows)} verdicts are the same.\n\n{table}"
 
 
 def judge_current(

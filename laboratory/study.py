@@ -282,8 +282,8 @@ class ReproductionJob:
         """The seeds to run."""
         if self.only_seed is not None:
             return [self.only_seed]
-        done = len(self.recorded.seeds) if self.recorded else 0
-        return list(range(self.first_seed + done, self.first_seed + self.scale.seeds))
+        num_recorded = len(self.recorded.seeds) if self.recorded else 0
+        return list(range(self.first_seed + num_recorded, self.first_seed + self.scale.seeds))
 
     def redraw(self, seed: int) -> "ReproductionJob":
         """Return the job of one seed, with its models, its task and its folder."""
