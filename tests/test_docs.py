@@ -35,7 +35,6 @@ from laboratory import (
     name_page,
     read_results,
     render_claims,
-    render_repeats,
     render_study,
 )
 from laboratory.plot import plot
@@ -628,21 +627,17 @@ def _golds() -> str:
     return _table(*golds.list_cells(record))
 
 
-def _stored(folder: str = "evidence") -> dict[str, Results]:
+def _stored() -> dict[str, Results]:
     """Return the results of `python -m laboratory` that are stored next to the page."""
     return {
-        path.stem: read_results(path) for path in sorted((ROOT / "results" / folder).glob("*.json"))
+        path.stem: read_results(path)
+        for path in sorted((ROOT / "results" / "evidence").glob("*.json"))
     }
 
 
 def _evidence() -> str:
     studies = [load_reproduction(name) for name in list_reproductions()]
     return render_claims(studies, _stored()) + "\n"
-
-
-def _repeats() -> str:
-    studies = [load_reproduction(name) for name in list_reproductions()]
-    return render_repeats(studies, _stored(), _stored("evidence_again")) + "\n"
 
 
 @functools.cache
