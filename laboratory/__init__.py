@@ -4,7 +4,7 @@
 measurements, `judging` computes the verdict on each claim, and `page` and `plot` show the results.
 """
 
-from laboratory.page import name_page, render_claims, render_repeats, render_study
+from laboratory.page import name_page, render_claims, render_study
 from laboratory.results import Results, read_results
 from laboratory.runner import reproduce
 from laboratory.study import list_reproductions, load_reproduction
@@ -16,7 +16,6 @@ __all__ = [
     "name_page",
     "read_results",
     "render_claims",
-    "render_repeats",
     "render_study",
     "reproduce",
 ]

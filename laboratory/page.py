@@ -51,27 +51,6 @@ def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Re
     return sentence + _render_table(["claim", "study", "verdict", "p (Holm)"], rows)
 
 
-def render_repeats(
-    studies: Sequence[LoadedReproduction],
-    stored: Mapping[str, Results],
-    repeated: Mapping[str, Results],
-) -> str:
-    """Return a table of the claims of studies that were run again with other seeds, with both verdicts."""
-    rows, agreeing = [], 0
-    for study in studies:
-        if study.name in stored and study.name in repeated:
-            for claim in study.spec.claims:
-                verdicts = [
-                    judge_current(study, claim, results[study.name])[0]
-                    for results in (stored, repeated)
-                ]
-                agreeing += verdicts[0] == verdicts[1]
-                seeds = ", ".join(map(str, repeated[study.name].seeds))
-                rows.append([claim.claim, study.name, *verdicts, seeds])
-    table = _render_table(["claim", "study", "verdict", "again", "seeds"], rows)
-    return f"{agreeing} of {len(rows)} verdicts are the same.\n\n{table}"
-
-
 def judge_current(
     study: LoadedReproduction, claim: Claim, results: Results
 ) -> tuple[str, list[Judgement]]:

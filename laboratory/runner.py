@@ -41,10 +41,9 @@ def reproduce(  # noqa: PLR0913  (the options of a study, one by one)
     """Run a reproduction.
 
     Writes `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`, of other seeds into
-    `out/NAME-full-from-SEED`. `onto` are results of the first seeds, which are not run again. Seeds
-    are counted from `first_seed`, that of the sweep too. Raises
-    RecipeError if the folder holds a reproduction and `resume` is False, or if it holds none and
-    `resume` is True, or for results of other seeds.
+    `out/NAME-full-from-SEED`. `onto` are results of the first seeds, which are not run again. All seeds are
+    counted from `first_seed`. Raises RecipeError if the folder holds a reproduction and `resume` is
+    False, if it holds none and `resume` is True, or if `onto` has other seeds.
     """
     console = console or SilentConsole()
     study = load_reproduction(source)

@@ -275,7 +275,7 @@ class ReproductionJob:
     only_seed: int | None = None
     """The only seed to run, where each seed draws its models."""
     first_seed: int = 0
-    """The smallest seed; the sweep's is as far from it as from 0."""
+    """The smallest seed, from which the seed of the sweep is counted, too."""
 
     @property
     def seeds(self) -> list[int]:

@@ -9,6 +9,8 @@ from laboratory import load_reproduction
 from laboratory.page import judge_current, render_claims, render_study
 from laboratory.results import Results
 from practicum.errors import RecipeError
+from practicum.recipe import parse_recipe
+from practicum.runs.opening import build_task
 
 PAIR = {"hidden_size": 16, "layers": 1, "heads": 2}
 DESIGN = {
@@ -92,3 +94,19 @@ def test_a_measure_that_is_not_taken_at_that_time_is_refused_before_the_runs(tmp
     test = {"better": "one", "than": "two", "measure": "accuracy/words", "at": "equal_flops"}
     with pytest.raises(RecipeError, match=r"claims\[0\]: accuracy/words is only measured at"):
         load(tmp_path, claims=[{**DESIGN["claims"][0], "tests": [test]}])
+
+
+def test_the_held_out_products_of_concise_are_in_no_training_row_in_either_order():
+    study = load_reproduction("concise")
+    recipe = parse_recipe(study.build_recipe("told_nothing", study.spec.full), "concise")
+    task = build_task(recipe)
+    trained, heldout = (
+        {tuple(sorted(prompt.id.split("x"))) for prompt in prompts}
+        for prompts in (task.train_prompts(), task.heldout_prompts())
+    )
+    assert trained and not trained & heldout
+    assert len(task.heldout_prompts()) == recipe.evaluation.prompts
+    for prompt in task.heldout_prompts():
+        first, second = prompt.id.split("x")
+        assert prompt.question == f"What is {first} times {second}?"
+        assert prompt.answer == str(int(first) * int(second))

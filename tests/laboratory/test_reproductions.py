@@ -12,7 +12,6 @@ from laboratory import (
     list_reproductions,
     load_reproduction,
     read_results,
-    render_repeats,
     render_study,
     reproduce,
 )
@@ -206,11 +205,6 @@ def test_a_study_is_run_again_with_other_seeds(tmp_path, drawn):
     assert run_from(100, "more", count=2, onto=recorded).results.seeds == [100, 101]
     with pytest.raises(RecipeError, match=r"has the seeds \[100\].*counted from 0"):
         run_from(0, "others", count=2, onto=recorded)
-    table = render_repeats(
-        [first.study], {"small": first.results}, {"small": again.results, "absent": again.results}
-    )
-    claims = len(first.study.spec.claims)
-    assert f"of {claims} verdicts are the same" in table and table.count("| 100 |") == claims
 
 
 def test_each_seed_can_have_models_and_a_task_of_its_own(tmp_path):
