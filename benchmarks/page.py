@@ -135,12 +135,13 @@ def _render_section(
     for goal in members:
         line = newest.get(goal.key)
         if line is None:
-            rows.append([goal.about, "", goal.bound, NOTHING, "", "", ""])
+            rows.append([goal.about, "", goal.bound, NOTHING, "", ""])
             continue
         if line not in used:
             used.append(line)
         reading = line["readings"][goal.key]
-        between = f"{goals.number(reading['least'])} to {goals.number(reading['greatest'])}"
+        ends = f"{goals.number(reading['least'])} to {goals.number(reading['greatest'])}"
+        rounds = int(reading["count"])
         verdict = f"**{_judge(goal, newest)}**"
         measured = f"{goals.number(reading['median'])}{goal.unit}"
         rows.append(
@@ -149,8 +150,7 @@ def _render_section(
                 measured,
                 goal.on(line).bound,
                 verdict,
-                between,
-                str(int(reading["count"])),
+                f"{ends} ({rounds})" if rounds > 1 else "",
                 f"[{used.index(line) + 1}]",
             ]
         )
@@ -159,8 +159,7 @@ def _render_section(
         "measured",
         "threshold",
         "result",
-        "range",
-        "rounds",
+        "range (rounds)",
         "measurement",
     ]
     floors = "".join(filter(None, (_describe_floor(goal, newest) for goal in members)))

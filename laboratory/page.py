@@ -22,8 +22,15 @@ LEVEL = 0.05
 """The p value below which a difference counts after Holm's correction."""
 
 
-def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
-    """Return a table of the claims of all stored studies, with their verdicts and the p value of the deciding test."""
+def render_claims(
+    studies: Sequence[LoadedReproduction],
+    stored: Mapping[str, Results],
+    repeated: Mapping[str, Results],
+) -> str:
+    """Return a table of the claims of all stored studies, with their verdicts and the p value of the deciding test.
+
+    A sentence counts the verdicts that are the same in `repeated`, results with other seeds.
+    """
     judged = [
         (study, claim, *judge_current(study, claim, stored[study.name]))
         for study in studies
@@ -48,7 +55,27 @@ def render_claims(studies: Sequence[LoadedReproduction], stored: Mapping[str, Re
         f"Of {differences} differences, ratios and rises on these pages, {survivors} have p < {LEVEL} after Holm's "
         "correction for their number. The last column is the corrected p of the deciding test; a study's page cites the papers.\n\n"
     )
+    if repeated:
+        sentence += _describe_repeats(judged, repeated) + "\n\n"
     return sentence + _render_table(["claim", "study", "verdict", "p (Holm)"], rows)
+
+
+def _describe_repeats(
+    judged: Sequence[tuple[LoadedReproduction, Claim, str, list[Judgement]]],
+    repeated: Mapping[str, Results],
+) -> str:
+    """Return how many verdicts are the same with other seeds."""
+    pairs = [
+        (verdict, judge_current(study, claim, repeated[study.name])[0])
+        for study, claim, verdict, _ in judged
+        if study.name in repeated
+    ]
+    same = sum(first == second for first, second in pairs)
+    names = ", ".join(sorted(repeated))
+    return (
+        f"Studies drawn by lot and run again with other seeds, {names}: "
+        f"{same} of {len(pairs)} verdicts are the same."
+    )
 
 
 def judge_current(
@@ -87,8 +114,13 @@ def join_judgements(texts: Sequence[str]) -> str:
     return "; ".join(parts).replace(", accuracy:", ":")
 
 
-def render_study(study: LoadedReproduction, results: Results) -> str:
-    """Return a study's page: its plot, its arms, and the verdict on each claim with its numbers."""
+def render_study(
+    study: LoadedReproduction, results: Results, repeated: Results | None = None
+) -> str:
+    """Return a study's page: its plot, its arms, and the verdict on each claim with its numbers.
+
+    `repeated` are results with other seeds, whose verdicts and numbers follow.
+    """
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
     flag = " --full" if results.form == "full" else ""
     lines = [
@@ -108,7 +140,8 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
             "the recipe or the arms have changed since these runs, which decide nothing"
         )
         lines.append(
-            f"- {claim.claim}: **{verdict}**. Here: {numbers}. Paper: {claim.theirs} ({_cite(claim)}).{why}"
+            f"- {claim.claim}: **{verdict}**. Here: {numbers}.{_repeat_claim(study, claim, repeated)} "
+            f"Paper: {claim.theirs} ({_cite(claim)}).{why}"
         )
     if study.spec.remarks:
         lines.append(f"\n{study.spec.remarks}")
@@ -132,6 +165,16 @@ def render_study(study: LoadedReproduction, results: Results) -> str:
         f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes; {versions}."
     )
     return "\n".join(lines) + "\n"
+
+
+def _repeat_claim(study: LoadedReproduction, claim: Claim, repeated: Results | None) -> str:
+    """Return the verdict on a claim and its numbers with other seeds; empty without them."""
+    if repeated is None:
+        return ""
+    verdict, judgements = judge_current(study, claim, repeated)
+    seeds = ", ".join(map(str, repeated.seeds))
+    numbers = join_judgements([judgement.text for judgement in judgements])
+    return f" Again, seeds {seeds}: **{verdict}**. {numbers}."
 
 
 def _render_arms(study: LoadedReproduction, results: Results) -> str:

@@ -627,25 +627,27 @@ def _golds() -> str:
     return _table(*golds.list_cells(record))
 
 
-def _stored() -> dict[str, Results]:
+def _stored(folder: str = "evidence") -> dict[str, Results]:
     """Return the results of `python -m laboratory` that are stored next to the page."""
     return {
-        path.stem: read_results(path)
-        for path in sorted((ROOT / "results" / "evidence").glob("*.json"))
+        path.stem: read_results(path) for path in sorted((ROOT / "results" / folder).glob("*.json"))
     }
 
 
 def _evidence() -> str:
     studies = [load_reproduction(name) for name in list_reproductions()]
-    return render_claims(studies, _stored()) + "\n"
+    return render_claims(studies, _stored(), _stored("evidence_again")) + "\n"
 
 
 @functools.cache
 def generated_pages() -> dict[Path, str]:
     """Return the pages of which every line is generated: one per study and one per method."""
     studies = {name: load_reproduction(name) for name in _stored()}
+    again = _stored("evidence_again")
     return {
-        DOCS / "evidence" / name_page(studies[name]): render_study(studies[name], found)
+        DOCS / "evidence" / name_page(studies[name]): render_study(
+            studies[name], found, again.get(name)
+        )
         for name, found in _stored().items()
     } | {
         DOCS / "methods" / f"{methods_page.short(name)}.md": methods_page.render_page(name)

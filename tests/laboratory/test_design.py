@@ -84,10 +84,25 @@ def test_results_of_another_design_give_no_verdict(tmp_path):
     claim = study.spec.claims[0]
     assert judge_current(study, claim, current)[0] != "old design"
     assert judge_current(study, claim, old) == ("old design", [])
-    assert "**old design**" in render_claims([study], {"small": old})
-    assert "Of 0 differences" in render_claims([study], {"small": old})
+    assert "**old design**" in render_claims([study], {"small": old}, {})
+    assert "Of 0 differences" in render_claims([study], {"small": old}, {})
     assert "have changed since these runs" in render_study(study, old)
     assert "commit abc1234, processor a processor" in render_study(study, current)
+
+
+def test_results_with_other_seeds_stand_next_to_the_verdict_and_are_counted(tmp_path):
+    study = load(tmp_path)
+    readings = {"one": {"accuracy": {0: 0.9, 1: 0.8}}, "two": {"accuracy": {0: 0.2, 1: 0.1}}}
+    first = Results("small", "full", [0, 1], readings, design=study.digest_design("full"))
+    contrary = {"one": {"accuracy": {100: 0.2, 101: 0.1}}, "two": {"accuracy": {100: 0.9, 101: 0.8}}}
+    again = replace(first, seeds=[100, 101], readings=contrary)
+    assert "Again" not in render_study(study, first)
+    assert "**holds**" in render_study(study, first)
+    assert "Again, seeds 100, 101: **the contrary" in render_study(study, first, again)
+    assert "Again, seeds 0, 1: **holds**" in render_study(study, first, first)
+    stored = {"small": first}
+    assert "small: 1 of 1 verdicts" in render_claims([study], stored, stored)
+    assert "small: 0 of 1 verdicts" in render_claims([study], stored, {"small": again})
 
 
 def test_a_measure_that_is_not_taken_at_that_time_is_refused_before_the_runs(tmp_path):
