@@ -94,7 +94,10 @@ def test_results_with_other_seeds_stand_next_to_the_verdict_and_are_counted(tmp_
     study = load(tmp_path)
     readings = {"one": {"accuracy": {0: 0.9, 1: 0.8}}, "two": {"accuracy": {0: 0.2, 1: 0.1}}}
     first = Results("small", "full", [0, 1], readings, design=study.digest_design("full"))
-    contrary = {"one": {"accuracy": {100: 0.2, 101: 0.1}}, "two": {"accuracy": {100: 0.9, 101: 0.8}}}
+    contrary = {
+        "one": {"accuracy": {100: 0.2, 101: 0.1}},
+        "two": {"accuracy": {100: 0.9, 101: 0.8}},
+    }
     again = replace(first, seeds=[100, 101], readings=contrary)
     assert "Again" not in render_study(study, first)
     assert "**holds**" in render_study(study, first)
