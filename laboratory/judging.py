@@ -35,6 +35,9 @@ Verdict = Literal[
 _SIGNED, _PLAIN = "{:+.3f}".format, "{:.3g}".format
 """Formats of an interval."""
 
+UNTRAINED = 0.01
+"""The share of an arm's operations below which another arm counts as untrained."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -60,9 +63,16 @@ def _add_equal_costs(tests: Sequence[Test], results: Results) -> list[Test]:
     for test in tests:
         if not isinstance(test, Better | Tie) or test.at != "end" or test.measure != "accuracy":
             continue
-        if results.curves.keys() >= {*get_arms(test)}:
+        if results.curves.keys() >= {*get_arms(test)} and _can_compare_costs(test, results):
             added.append(test.model_copy(update={"at": "equal_flops"}))
     return [*tests, *(test for test in added if test not in tests)]
+
+
+def _can_compare_costs(test: Better | Tie, results: Results) -> bool:
+    """Return False if one arm was hardly trained, such as a mean of weights: its cost says nothing about the rest."""
+    totals = [results.get_total_spending(arm, "flops").values() for arm in get_arms(test)]
+    least, most = sorted(fmean(total) for total in totals)
+    return least >= UNTRAINED * most
 
 
 def combine_answers(answers: Sequence[Answer]) -> Verdict:

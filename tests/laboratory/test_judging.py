@@ -190,6 +190,18 @@ def test_a_comparison_after_equal_steps_is_also_made_at_equal_operations():
     assert len(judge_claim(claim.model_copy(update={"tests": both}), arms)[1]) == 2
 
 
+def test_an_untrained_arm_is_not_compared_at_its_operations():
+    arms = results(one=[0.80, 0.82, 0.81], merged=[0.60, 0.61, 0.60])
+    for curve in arms.curves["merged"].values():
+        curve[:] = [
+            Point({**point.spent, "flops": point.spent["flops"] / 1000}, point.accuracy)
+            for point in curve
+        ]
+    claim = Claim(claim="c", paper="1", theirs="t", tests=(Better(better="one", than="merged"),))
+    verdict, judgements = judge_claim(claim, arms)
+    assert verdict == "holds" and len(judgements) == 1
+
+
 def test_equal_seeds_have_no_p():
     found = judge_test(Better(better="one", than="other"), results(one=[0.5] * 3, other=[0.25] * 3))
     assert found.p is None and found.answer == "yes"
