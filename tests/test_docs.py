@@ -174,11 +174,11 @@ def _divergences() -> str:
 
 
 def _templates() -> str:
-    """Return one row for each outcome of the switches, for conversations with published chat templates."""
+    """Return one row for the templates and switches of an outcome, for conversations with published chat templates."""
     table = json.loads(
         (ROOT / "tests" / "text" / "template_table.json").read_text(encoding="utf-8")
     )
-    rows = []
+    templates: dict[tuple[str, ...], list[str]] = {}
     for name, found in table["templates"].items():
         by_outcome: dict[str, list[str]] = {}
         for switch, kinds in found["outcome"].items():
@@ -188,9 +188,10 @@ def _templates() -> str:
             cells = [
                 cell.replace("thoughts closed", "closed") for cell in json.loads(kinds).values()
             ]
-            rows.append([f"`{name}`", found["licence"], shown, *cells])
+            templates.setdefault((found["licence"], shown, *cells), []).append(f"`{name}`")
+    rows = [[", ".join(names), *cells] for cells, names in templates.items()]
     kinds = ["answer", "with thoughts", "earlier thoughts", "earlier call", "form of calls"]
-    head = ["template", "licence", "`thinking`", *kinds, "system turn", "parts"]
+    head = ["templates", "licence", "`thinking`", *kinds, "system turn", "parts"]
     return f"Source: {table['source']}.\n\n" + _table(head, rows)
 
 
@@ -387,17 +388,34 @@ def _monitors() -> str:
 
 
 def _plugins(room: str) -> str:
-    """List every plug-in of a package with its summary and its keys."""
+    """List every plug-in of a package with its summary and its keys; several keys of an earlier one are only named."""
     parts = []
+    first: dict[tuple[str, ...], str] = {}
     for name in plugins.list_plugins(room):
         module = plugins.load_plugin(room, name)
-        keys = {key for key in module.Config.model_fields if key != "type"}
         parts.append(f"### {name}\n\n{_first_paragraph(module.__doc__)}\n")
-        parts.append(_key_table(module.Config) if keys else "No keys.\n")
-    return "\n".join(parts)
+        rows = [tuple(row) for row in _key_rows(module.Config)]
+        shared: dict[str, list[str]] = {}
+        for row in rows:
+            if first.setdefault(row, name) != name:
+                shared.setdefault(first[row], []).append(row[0])
+        named = {other: keys for other, keys in shared.items() if len(keys) >= 3}
+        own = [list(row) for row in rows if first[row] not in named]
+        parts.append(_table(HEAD, own) if own else "" if named else "No keys.\n")
+        parts += [
+            f"As in [{other}](#{other}): {', '.join(keys)}.\n" for other, keys in named.items()
+        ]
+    return "\n".join(filter(None, parts))
+
+
+HEAD = ["key", "type", "default", "meaning"]
 
 
 def _key_table(model: type[BaseModel]) -> str:
+    return _table(HEAD, _key_rows(model))
+
+
+def _key_rows(model: type[BaseModel]) -> list[list[str]]:
     rows = []
     for key, field in model.model_fields.items():
         if key == "type":
@@ -409,7 +427,7 @@ def _key_table(model: type[BaseModel]) -> str:
         rows.append([f"`{key}`", _type_name(field.annotation), default, meaning])
     if model is recipe.Recipe:
         rows += [[f"`{key}`", "", "none", text] for key, text in recipe.FILE_KEYS.items()]
-    return _table(["key", "type", "default", "meaning"], rows)
+    return rows
 
 
 def _meaning(model: type[BaseModel], key: str) -> str:
