@@ -1,5 +1,7 @@
 """A discriminator learns to recognise the writer, and only pairs answers to the same prompt."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,36 @@ def test_a_discriminator_tells_writers_apart_and_falls_to_chance_where_they_are_
     # The student becomes the teacher: the learned differences no longer order the pairs.
     equal = learn(scorer, (4, 4), 40)
     assert sum(equal) / len(equal) == pytest.approx(0.5, abs=0.12)
+
+
+def test_below_its_least_accuracy_a_discriminator_judges_nothing_and_a_resumed_one_neither(
+    models: Path, tmp_path: Path
+) -> None:
+    GENERATOR.manual_seed(1)
+    scorer, resumed = (
+        build_scorer(models, tmp_path / name, type="discriminator", least_accuracy=0.8)
+        for name in ("first", "second")
+    )
+
+    def is_judging(judge: Scorer) -> bool:
+        return judge.score([write_answer(0, 4, "student")])[0].value is not None
+
+    assert not is_judging(scorer)
+    learn(scorer, (4, 5), 20)
+    assert is_judging(scorer)
+    learn(scorer, (5, 4), 5)  # the writers change places: its last ten steps are half wrong
+    assert not is_judging(scorer)
+    resumed.load_state(copy.deepcopy(scorer.save_state()))
+    assert not is_judging(resumed)
+    learn(resumed, (5, 4), 10)
+    assert is_judging(resumed)
+
+
+def test_equal_answers_are_in_no_pair() -> None:
+    answer = write_answer(0, 1, "teacher")
+    rollouts = [answer, replace(answer, source="student"), write_answer(0, 2, "student")]
+    pairs, unpaired = find_source_pairs(rollouts)
+    assert pairs.tolist() == [[0, 2]] and unpaired == 0
 
 
 def test_answers_of_the_reference_are_in_no_pair_of_a_discriminator() -> None:
