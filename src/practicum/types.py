@@ -383,11 +383,6 @@ class TeacherSignal(TokenColumns):
         return head + tuple(head for member in members for head in member.heads)
 
 
-def fetch_states(signals: Sequence[TeacherSignal]) -> list[Float[Tensor, "T D"] | None]:
-    """Return the hidden states of each signal; fetches hidden states that are stored elsewhere."""
-    return [signal.states for signal in signals]
-
-
 @dataclass(frozen=True, slots=True)
 class PooledSignal(TokenColumns):
     """Several teachers' signals on one rollout, and the way to combine them.
