@@ -116,10 +116,6 @@ class Config(NoteConfig):
         """The top-k signal that drafts are compared by."""
         return TopK(k=self.top_tokens, support="teacher")
 
-    def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the separate writer, if one is configured."""
-        return {} if self.writer is None else {"writer": self.writer}
-
     def find_problems(
         self, name: str, notes: Sequence[str], models: Mapping[str, Capabilities]
     ) -> list[str]:

@@ -248,8 +248,11 @@ class PartConfig(FrozenConfig):
     """The settings of a part that may ask teachers: a teacher itself, a scorer or a note."""
 
     def members(self) -> "Mapping[str, TeacherConfig]":
-        """Return the settings of its teachers by key: `teacher`, or `teachers.NAME`."""
-        return {}
+        """Return the settings of its teachers by key: `teacher`, or `teachers.NAME`.
+
+        By default they are the fields that hold the settings of a teacher.
+        """
+        return {name: part for name, part in self if isinstance(part, TeacherConfig)}
 
 
 class TeacherConfig(PartConfig):

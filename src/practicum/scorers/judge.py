@@ -132,10 +132,6 @@ class Config(ScorerSettings):
         """The notes that the question shows."""
         return tuple(sorted(list_fields(self.template) - set(FIELDS)))
 
-    def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the teacher that judges."""
-        return {"teacher": self.teacher}
-
 
 @dataclass(frozen=True, slots=True)
 class Judge(Scorer):

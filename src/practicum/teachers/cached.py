@@ -98,10 +98,6 @@ class Config(TeacherConfig):
         """Return the capabilities of the inner teacher."""
         return self.teacher.capabilities()
 
-    def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the inner teacher."""
-        return {"teacher": self.teacher}
-
 
 def _explain_self(config: SelfConfig) -> str:
     if config.weights == "frozen":

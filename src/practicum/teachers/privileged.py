@@ -105,10 +105,6 @@ class Config(TeacherConfig):
         inner: Capabilities = self.teacher.capabilities()
         return replace(inner, writes=inner.writes and not self.needs_rollout)
 
-    def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the inner teacher."""
-        return {"teacher": self.teacher}
-
     @property
     def references(self) -> tuple[str, ...]:
         """The texts under `reference`, in order."""

@@ -84,10 +84,6 @@ class Config(TeacherConfig):
         """Return the signals of the inner teacher that spans can carry."""
         return _narrow(self.teacher.capabilities())
 
-    def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the inner teacher."""
-        return {"teacher": self.teacher}
-
 
 def _narrow(inner: Capabilities) -> Capabilities:
     """Return the remaining capabilities of a teacher with other tokens."""

@@ -44,10 +44,6 @@ class Config(TeacherConfig):
         """Return the inner teacher's capabilities without its signals."""
         return _silence(self.teacher.capabilities())
 
-    def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the inner teacher."""
-        return {"teacher": self.teacher}
-
 
 def _silence(capabilities: Capabilities) -> Capabilities:
     return replace(capabilities, signals=frozenset(), supports=frozenset(), largest_k=0)

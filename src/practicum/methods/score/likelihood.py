@@ -57,10 +57,6 @@ class Config(ScorerSettings):
         """True if it can reject an answer."""
         return self.below is not None
 
-    def members(self) -> dict[str, TeacherConfig]:
-        """Return the settings of the teacher that scores."""
-        return {"teacher": self.teacher}
-
 
 @dataclass(frozen=True, slots=True)
 class Likelihood(Scorer):
