@@ -1,13 +1,14 @@
 """The completions of a step: its prompts, and a key for each completion of each prompt."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
 from practicum.core.randomness import seed_of
-from practicum.types import Prompt
+from practicum.ports import SamplingClient
+from practicum.types import Prompt, Sample, SampleRequest, SamplingParams
 
 T = TypeVar("T")
 
@@ -64,6 +65,25 @@ def call_by_group(keys: Sequence[Hashable], call: Callable[[list[int]], Sequence
         rows = [row for row, row_key in enumerate(keys) if row_key == key]
         results.update(zip(rows, call(rows), strict=True))
     return [results[row] for row in range(len(keys))]
+
+
+def sample_to_lengths(
+    clients: Sequence[SamplingClient],
+    requests: Sequence[SampleRequest],
+    lengths: Sequence[int],
+    params: SamplingParams,
+) -> list[Sample]:
+    """Sample at most `lengths` tokens for each request from its own client.
+
+    Requests for the same number of tokens from the same client share one call.
+    """
+
+    def sample(rows: list[int]) -> Sequence[Sample]:
+        first = rows[0]
+        limited = replace(params, max_new_tokens=lengths[first])
+        return clients[first].sample([requests[row] for row in rows], limited)
+
+    return call_by_group(list(zip(map(id, clients), lengths, strict=True)), sample)
 
 
 def shuffle_indices(count: int, *name: int | str) -> list[int]:

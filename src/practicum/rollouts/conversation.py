@@ -34,7 +34,7 @@ from practicum.ports.gate import (
     report_rejections,
 )
 from practicum.rollouts.answer_tokens import Tokens
-from practicum.rollouts.batch import call_by_group
+from practicum.rollouts.batch import sample_to_lengths
 from practicum.rollouts.openings import ConversationRequest
 from practicum.rollouts.pace import Answer, Asker, open_asker
 from practicum.rollouts.tape import mark_authors
@@ -243,19 +243,11 @@ def choose_power(room: int) -> int:
 
 
 def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams) -> list[Sample]:
-    """Sample the next tokens of each conversation.
-
-    Conversations that sample the same number of tokens from the same client share one call.
-    """
+    """Sample the next tokens of each conversation."""
     clients = [conversation.speaker.client for conversation in active]
+    requests = [conversation.build_request() for conversation in active]
     lengths = [conversation.choose_length(params) for conversation in active]
-
-    def sample(rows: list[int]) -> Sequence[Sample]:
-        requests = [active[row].build_request() for row in rows]
-        first = rows[0]
-        return clients[first].sample(requests, replace(params, max_new_tokens=lengths[first]))
-
-    return call_by_group(list(zip(map(id, clients), lengths, strict=True)), sample)
+    return sample_to_lengths(clients, requests, lengths, params)
 
 
 def _open_conversation(request: ConversationRequest, vocabulary: int) -> "_OpenConversation":

@@ -25,7 +25,7 @@ from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
 from practicum.ports.gate import ask_reward, count_valid_steps
 from practicum.ports.scoring import Scorer
 from practicum.rollouts.answer_tokens import Tokens
-from practicum.rollouts.batch import RolloutKey, call_by_group
+from practicum.rollouts.batch import RolloutKey, sample_to_lengths
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
 from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
 from practicum.rollouts.tree import (
@@ -157,19 +157,12 @@ class StepSearch:
         """Sample the rest of an answer after each start, in one call per remaining length."""
         prefixes = [[token for node in start.path for token in _tokens(node)] for start in starts]
         rooms = [self.sampler.params.max_new_tokens - len(prefix) for prefix in prefixes]
-
-        def sample(rows: list[int]) -> Sequence[Sample]:
-            requests = [
-                SampleRequest(
-                    (*trees[row].prompt_tokens, *prefixes[row]),
-                    self._compute_seed(trees[row], starts[row]),
-                )
-                for row in rows
-            ]
-            params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
-            return self.student.sample(requests, params)
-
-        return call_by_group(rooms, sample)
+        requests = [
+            SampleRequest((*tree.prompt_tokens, *prefix), self._compute_seed(tree, start))
+            for tree, start, prefix in zip(trees, starts, prefixes, strict=True)
+        ]
+        clients = [self.student for _ in requests]
+        return sample_to_lengths(clients, requests, rooms, self.sampler.params)
 
     def _compute_seed(self, tree: "_PromptTree", start: StepNode) -> int:
         batch, key = self.sampler.batch, tree.keys[0]
@@ -334,20 +327,15 @@ class AgreementCheck:
         beginnings = [
             rollout.tokens[:cut].tolist() for rollout, cut in zip(rollouts, cuts, strict=True)
         ]
-
-        def sample(rows: list[int]) -> Sequence[Sample]:
-            requests = [
-                SampleRequest(
-                    (*bound[row].prompt_tokens, *beginnings[row]),
-                    compute_key_seed(self.sampler.batch, self.role, keys[row]),
-                )
-                for row in rows
-            ]
-            params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
-            return bound[rows[0]].client.sample(requests, params)
-
-        clients = [id(prompted.client) for prompted in bound]
-        samples = call_by_group(list(zip(clients, rooms, strict=True)), sample)
+        requests = [
+            SampleRequest(
+                (*prompted.prompt_tokens, *beginning),
+                compute_key_seed(self.sampler.batch, self.role, key),
+            )
+            for prompted, beginning, key in zip(bound, beginnings, keys, strict=True)
+        ]
+        clients = [prompted.client for prompted in bound]
+        samples = sample_to_lengths(clients, requests, rooms, self.sampler.params)
         return self.sampler.renderer.decode_all(
             [
                 beginning + sample.tokens.tolist()

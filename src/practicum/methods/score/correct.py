@@ -26,7 +26,7 @@ from practicum.ports.gate import ask_expert, ask_reward
 from practicum.ports.scoring import Scorer
 from practicum.rollouts import RolloutRow
 from practicum.rollouts.answer_tokens import Tokens
-from practicum.rollouts.batch import RolloutKey, call_by_group
+from practicum.rollouts.batch import RolloutKey, sample_to_lengths
 from practicum.rollouts.conversation import choose_power, run_conversations
 from practicum.rollouts.openings import Beginning, ConversationRequest
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
@@ -276,25 +276,17 @@ class TurnCorrector:
         self, keys: Sequence[RolloutKey], rollouts: Sequence[Rollout], wrong: Sequence[WrongTurn]
     ) -> list[Sample]:
         """Sample the writer's replacement for each wrong turn; a truncated one is no correction."""
-        clients = [self._bind(keys[turn.row]) for turn in wrong]
+        bound = [self._bind(keys[turn.row]) for turn in wrong]
         rooms = [choose_power(self.sampler.params.max_new_tokens - turn.start) for turn in wrong]
-
-        def sample(rows: list[int]) -> Sequence[Sample]:
-            requests = [
-                SampleRequest(
-                    (
-                        *clients[row].prompt_tokens,
-                        *rollouts[wrong[row].row].tokens[: wrong[row].start].tolist(),
-                    ),
-                    compute_key_seed(self.sampler.batch, "correct", keys[wrong[row].row]),
-                )
-                for row in rows
-            ]
-            params = replace(self.sampler.params, max_new_tokens=rooms[rows[0]])
-            return clients[rows[0]].client.sample(requests, params)
-
-        groups = [(id(client.client), room) for client, room in zip(clients, rooms, strict=True)]
-        return call_by_group(groups, sample)
+        requests = [
+            SampleRequest(
+                (*prompted.prompt_tokens, *rollouts[turn.row].tokens[: turn.start].tolist()),
+                compute_key_seed(self.sampler.batch, "correct", keys[turn.row]),
+            )
+            for prompted, turn in zip(bound, wrong, strict=True)
+        ]
+        clients = [prompted.client for prompted in bound]
+        return sample_to_lengths(clients, requests, rooms, self.sampler.params)
 
     def _bind(self, key: RolloutKey) -> PromptedClient:
         client = self.writer.bind_prompt(key.prompt)
