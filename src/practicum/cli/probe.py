@@ -14,7 +14,7 @@ from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, RecipeError, TeacherError
 from practicum.models.config import ScorerConfig
-from practicum.objective import Capabilities, Full, Sampled, TopK
+from practicum.objective import EVERY_SIGNAL, Capabilities, Full, Sampled, TopK
 from practicum.ports import Model
 from practicum.runs.opening import load_model
 from practicum.studies.doctor import SHOWN_METHODS, AllowedMethods, find_allowed_methods
@@ -24,7 +24,6 @@ from practicum.teaching.comparison import ModelComparison, ScoredText, compare_s
 from practicum.teaching.probe import Probe, build_canary, probe
 from practicum.teaching.remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teaching.served import open_server
-from practicum.teaching.states import READS_STATES
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 LARGEST_K = 256
@@ -182,7 +181,7 @@ def find_methods(result: Probe) -> AllowedMethods:
     if not result.largest_k:
         return find_allowed_methods(Capabilities(frozenset({"sampled"}), frozenset(), largest_k=0))
     if result.writes_states:
-        return find_allowed_methods(READS_STATES)
+        return find_allowed_methods(EVERY_SIGNAL)
     supports = frozenset({"teacher", "student"} if result.names else {"teacher"})
     signals = Capabilities(frozenset({"sampled", "topk"}), supports, largest_k=result.largest_k)
     return find_allowed_methods(signals)

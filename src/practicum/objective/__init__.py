@@ -4,6 +4,7 @@ from practicum.objective.clip_call import CLIPS, Clip, ClipCall
 from practicum.objective.distribution import SignalComparison, TeacherDistribution
 from practicum.objective.estimator_call import ESTIMATORS, EstimatorCall, Pathwise, ScoreFunction
 from practicum.objective.signal_call import (
+    EVERY_SIGNAL,
     NO_CAPABILITIES,
     SIGNALS,
     Capabilities,
@@ -20,6 +21,7 @@ from practicum.objective.target_call import TARGETS, Target, TargetCall
 __all__ = [
     "CLIPS",
     "ESTIMATORS",
+    "EVERY_SIGNAL",
     "NO_CAPABILITIES",
     "SIGNALS",
     "TARGETS",

@@ -68,6 +68,11 @@ NO_CAPABILITIES = Capabilities(
 )
 """The capabilities of a teacher that never answers."""
 
+EVERY_SIGNAL = Capabilities(
+    signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
+)
+"""The capabilities of a model with hidden states: up to its full distribution at each token."""
+
 
 class SignalCall(Call):
     """A signal, with the facts that decide where it can be used.

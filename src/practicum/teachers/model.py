@@ -9,6 +9,7 @@ from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.digests import digest_model, find_commit
 from practicum.models.files import digest_file
 from practicum.models.sources import ADAPTER_SETTINGS, is_adapter_folder
+from practicum.objective import EVERY_SIGNAL
 from practicum.ports import (
     Capabilities,
     Teacher,
@@ -26,9 +27,7 @@ class Config(TeacherConfig, ScorerConfig):
 
     def capabilities(self) -> Capabilities:
         """Return every signal: the model is local."""
-        return Capabilities(
-            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
-        )
+        return EVERY_SIGNAL
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

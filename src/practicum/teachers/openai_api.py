@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from practicum.errors import CapabilityError, TeacherError
-from practicum.objective import SignalName
+from practicum.objective import EVERY_SIGNAL, SignalName
 from practicum.ports import (
     Capabilities,
     Teacher,
@@ -30,7 +30,7 @@ from practicum.teaching.probe import Probe, probe
 from practicum.teaching.reading import ReadingConfig
 from practicum.teaching.remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.teaching.served import ServedConfig, open_server
-from practicum.teaching.states import READS_STATES, StatesClient, StatesConfig, StatesFolder
+from practicum.teaching.states import StatesClient, StatesConfig, StatesFolder
 from practicum.teaching.vocabulary import translate_client
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Config(TeacherConfig, ReadingConfig, ServedConfig):
                 signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False
             )
         if self.states is not None:
-            return READS_STATES
+            return EVERY_SIGNAL
         signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
         # Only this dialect has no way of naming candidates.
         supports = {"teacher"} if self.dialect == "echo" else {"teacher", "student"}

@@ -23,7 +23,7 @@ from torch import Tensor
 from practicum.costs import Meter
 from practicum.errors import TeacherError
 from practicum.models.config import ModelConfig
-from practicum.objective import Capabilities, Full, Signal
+from practicum.objective import EVERY_SIGNAL, Capabilities, Full, Signal
 from practicum.ports import (
     ModelEnding,
     SamplingClient,
@@ -51,11 +51,6 @@ STATE_BYTES = 2
 
 MAX_GAP = 0.05
 """Mean nats by which the canary may differ here from the server; half precision causes less."""
-
-READS_STATES = Capabilities(
-    signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
-)
-"""The signals of a teacher with hidden states: up to its full distribution at each token."""
 
 
 class StatesConfig(FrozenConfig):
@@ -187,7 +182,7 @@ class StatesClient(StepFollower, SamplingClient):
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return READS_STATES
+        return EVERY_SIGNAL
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return the hidden states of each request's tokens with the head that reads them."""

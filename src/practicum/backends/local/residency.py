@@ -28,7 +28,7 @@ from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig
 from practicum.models.digests import ModelRecord
 from practicum.models.sources import is_adapter_folder
-from practicum.objective import Signal
+from practicum.objective import EVERY_SIGNAL, Signal
 from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -166,9 +166,7 @@ class OffloadedSampler(SamplingClient):
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return Capabilities(
-            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
-        )
+        return EVERY_SIGNAL
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion a request, in order."""

@@ -38,7 +38,7 @@ from practicum.core import abandon
 from practicum.core.waits import show_wait
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
-from practicum.objective import Signal
+from practicum.objective import EVERY_SIGNAL, Signal
 from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient
 from practicum.text import Check, stop_check
 from practicum.types import (
@@ -86,9 +86,7 @@ class LocalSampler(SamplingClient):
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return Capabilities(
-            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
-        )
+        return EVERY_SIGNAL
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion per request, in order."""

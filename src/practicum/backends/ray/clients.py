@@ -27,7 +27,7 @@ from practicum.costs import Meter, Phase
 from practicum.errors import ModelError, PracticumError, WorkerLost
 from practicum.models.digests import ModelRecord
 from practicum.models.tensors import SavedTensor
-from practicum.objective import Objective, Signal
+from practicum.objective import EVERY_SIGNAL, Objective, Signal
 from practicum.ports import (
     AdamParams,
     Capabilities,
@@ -359,9 +359,7 @@ class ModelClient(SamplingClient):
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return Capabilities(
-            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
-        )
+        return EVERY_SIGNAL
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion per request, in order."""

@@ -20,7 +20,7 @@ from practicum.backends.torchrun.lockstep import LockstepGroup, Membership
 from practicum.backends.torchrun.rank_process import STUDENT
 from practicum.errors import CapabilityError, ModelError
 from practicum.models.config import ScorerConfig, StudentConfig
-from practicum.objective import Objective, Signal
+from practicum.objective import EVERY_SIGNAL, Objective, Signal
 from practicum.ports import (
     AdamParams,
     Backend,
@@ -273,9 +273,7 @@ class RankClient(SamplingClient):
     @property
     def capabilities(self) -> Capabilities:
         """Every signal: the full distribution is known."""
-        return Capabilities(
-            signals=frozenset({"sampled", "topk", "full"}), follows_student=False, raw_logits=True
-        )
+        return EVERY_SIGNAL
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion per request, in order."""
