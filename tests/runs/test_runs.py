@@ -161,7 +161,7 @@ def test_a_disk_that_fills_up_in_the_background_ends_the_run_in_one_line(
     def fill(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(saving, "compute_sha256", fill)
+    monkeypatch.setattr(saving, "digest_file", fill)
     with pytest.raises(
         ResourceError, match=r"^checkpoint of step 1 needs .* MiB, .* MiB free in .*: No space"
     ):

@@ -3,7 +3,6 @@
 The sums are needed because tensors with a flipped bit load without an error.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from practicum.core.options import spell_options
 from practicum.errors import CheckpointError
+from practicum.models.files import digest_file
 from practicum.models.tensors import read_tensors
 from practicum.run_dir.contents import RECORDS, JournalRecord
 from practicum.run_dir.files import parse_json
@@ -155,7 +155,7 @@ def _verify(path: Path, step: int) -> Checkpoint:
     sums = check_manifest(path, step)
     for name, expected in sums.items():
         try:
-            if compute_sha256(path / name) != expected:
+            if digest_file(path / name) != expected:
                 raise CheckpointDamage(f"{name} does not match its SHA-256 sum")
             if name.endswith(".safetensors"):
                 with safe_open(path / name, framework="pt"):
@@ -191,9 +191,3 @@ def _read_object(path: Path, name: str, sums: Mapping[str, str]) -> dict[str, An
     if not isinstance(content, dict):
         raise CheckpointDamage(f"{name} is not a JSON object")
     return content
-
-
-def compute_sha256(path: Path) -> str:
-    """Compute the SHA-256 sum of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,6 +17,7 @@ from pathlib import Path
 from practicum.core.faults import inject_fault
 from practicum.core.options import spell_options
 from practicum.errors import ResourceError
+from practicum.models.files import digest_file
 from practicum.models.tensors import HEADER_BYTES, SavedTensor, write_tensors
 from practicum.run_dir.checkpoints import (
     FILE_NAME,
@@ -24,7 +25,6 @@ from practicum.run_dir.checkpoints import (
     MANIFEST,
     CheckpointDamage,
     check_manifest,
-    compute_sha256,
     is_complete,
     step_folders,
 )
@@ -144,7 +144,7 @@ def _write(
     for name, text in texts.items():
         write_synced(folder / name, text)
     files = {
-        name: {"size": (folder / name).stat().st_size, "sha256": compute_sha256(folder / name)}
+        name: {"size": (folder / name).stat().st_size, "sha256": digest_file(folder / name)}
         for name in [*names, *texts]
     }
     write_synced(folder / MANIFEST, encode_json({"step": step, "files": files}, indent=2) + "\n")
