@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from practicum.statistics.groups import mean_of
 from practicum.types import Turn
 
 WRONG = 0.05
@@ -41,8 +42,8 @@ def judge_turns(
             has_failed = any(call.outcome != "answered" for call in turn.calls)
             judged.append(
                 TurnAgreement(
-                    _average(distances),
-                    _average(probabilities),
+                    mean_of(distances),
+                    mean_of(probabilities),
                     has_failed or min(probabilities, default=1.0) < WRONG,
                 )
             )
@@ -72,11 +73,11 @@ def compare_turns(conversations: Sequence[Sequence[TurnAgreement]]) -> dict[str,
     ]
     ends = {"first": [turns[0] for turns in longer], "last": [turns[-1] for turns in longer]}
     numbers = {
-        **{f"reverse_kl_{end}_turn": _average([t.reverse_kl for t in ends[end]]) for end in ends},
-        **{f"agreement_{end}_turn": _average([t.agreement for t in ends[end]]) for end in ends},
-        "first_wrong_turn": _average([None if n is None else n + 1.0 for n in first_wrongs]),
+        **{f"reverse_kl_{end}_turn": mean_of([t.reverse_kl for t in ends[end]]) for end in ends},
+        **{f"agreement_{end}_turn": mean_of([t.agreement for t in ends[end]]) for end in ends},
+        "first_wrong_turn": mean_of([None if n is None else n + 1.0 for n in first_wrongs]),
         "wrong_before": sum(first is not None for first in first_wrongs) / exposed,
-        "wrong_after": _average(later),
+        "wrong_after": mean_of(later),
         "turns_after_wrong": float(len(later)),
     }
     return {name: number for name, number in numbers.items() if number is not None}
@@ -85,12 +86,6 @@ def compare_turns(conversations: Sequence[Sequence[TurnAgreement]]) -> dict[str,
 def find_first_wrong(turns: Sequence[TurnAgreement]) -> int | None:
     """Return the index of the first wrong turn, or None if all are right."""
     return next((index for index, turn in enumerate(turns) if turn.is_wrong), None)
-
-
-def _average(numbers: Sequence[float | None]) -> float | None:
-    """Return the mean of the known numbers, or None if all are unknown."""
-    known_numbers = [number for number in numbers if number is not None]
-    return sum(known_numbers) / len(known_numbers) if known_numbers else None
 
 
 def reward_step(text: str, corrected: str, rejected: str) -> float:
