@@ -19,7 +19,7 @@ from practicum.ports import Task
 from practicum.ports.given.teacher import ScoresRollouts
 from practicum.ports.scoring import Scorer
 from practicum.prompts import Prompt
-from practicum.recipe import Recipe, load_recipe, override_all, parse_recipe, resolve_recipe
+from practicum.recipe import Recipe, load_recipe
 from practicum.recipe.typed import (
     BackendSection,
     EvaluationSection,
@@ -37,6 +37,7 @@ from practicum.run_dir import RunDir, write_json
 from practicum.runs.console import Console
 from practicum.runs.naming import choose_name, explain_name
 from practicum.runs.opening import join_processes
+from practicum.runs.overrides import apply_overrides
 from practicum.runs.preflight import check_before_run
 from practicum.runs.progress import show_progress
 from practicum.runs.python_objects import build_recipe
@@ -144,7 +145,7 @@ def run_in_folder(
                 if not losses or not lack.overrides:
                     raise
                 log.warning(f"{lack.problem}; going on with {' '.join(lack.overrides)}")
-                recipe = _change(recipe, lack.overrides)
+                recipe = apply_overrides(recipe, lack.overrides)
             allow_changed, resume = (), True
 
 
@@ -181,13 +182,6 @@ def record_error(folder: Path, error: PracticumError) -> None:
         # An error that cannot be written is still shown.
         with suppress(ResourceError, OSError):
             write_json(folder / ERROR_JSON, {"exit_code": error.exit_code, "error": str(error)})
-
-
-def _change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """Return a recipe with some of its settings changed."""
-    recipe_data = resolve_recipe(recipe)
-    override_all(recipe_data, overrides)
-    return parse_recipe(recipe_data, recipe.name)
 
 
 def check_resumes(resume: bool, allow_changed: Sequence[str], *, overwrite: bool = False) -> None:
