@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from practicum.errors import RecipeError
 from practicum.models.packaged import PACKAGED
 from practicum.objective import Objective, Term
 from practicum.recipe.schema import Recipe
-from practicum.recipe.yaml_files import StrictLoader
+from practicum.recipe.yaml_files import parse_value
 
 PATH_KEYS = ("path", "heldout", "model")
 """The keys of a recipe under which a file or folder is named."""
@@ -113,7 +111,7 @@ def override(recipe_data: dict[str, Any], text: str) -> list[str]:
                 f"write the whole of it, {path}={mapping}{'}' * len(outer)}"
             )
         section = section[name]
-    value, dropped = _parse_value(new_value), []
+    value, dropped = parse_value(new_value), []
     if last == "type" and parents and section.get("type") != value:
         dropped = [key for key in section if key != "type"]
         section.clear()
@@ -130,20 +128,12 @@ def _override_item(items: list[Any], path: list[str], new_value: str, text: str)
             "number one from 0, as in losses.0.coefficient=2"
         )
     if not keys:
-        items[int(index)] = _parse_value(new_value)
+        items[int(index)] = parse_value(new_value)
         return []
     item = items[int(index)]
     if not isinstance(item, dict):
         raise RecipeError(f"override {text!r}: item {index} has no keys; write the whole item")
     return override({index: item}, f"{'.'.join(path)}={new_value}")
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return yaml.load(text, StrictLoader)
-    # Calls such as `jsd(0.3)` are also YAML; any other text is left to the schema.
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return text
 
 
 def resolve_path(text: str, recipe_data: Mapping[str, Any]) -> str:

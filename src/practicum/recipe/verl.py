@@ -17,7 +17,7 @@ import yaml
 
 from practicum.errors import RecipeError, suggest_install
 from practicum.recipe.launch_script import read_launch_script
-from practicum.recipe.yaml_files import StrictLoader
+from practicum.recipe.yaml_files import StrictLoader, parse_value
 from practicum.rows import count_rows
 
 STUDENT = "actor_rollout_ref"
@@ -52,7 +52,7 @@ class VerlConfig:
         """Follow a reference such as `${oc.select:data.max_prompt_length,512}` to its value."""
         reference = _REFERENCE.fullmatch(leaf) if isinstance(leaf, str) else None
         if reference is not None and depth < 8:
-            fallback = None if reference[2] is None else _parse_value(reference[2])
+            fallback = None if reference[2] is None else parse_value(reference[2])
             leaf = self._resolve(self.leaves.get(reference[1], fallback), fallback, depth + 1)
         if isinstance(leaf, str) and _NUMBER.fullmatch(leaf):
             return float(leaf)  # YAML takes 1e-6 for a text, and verl's reader for a number
@@ -169,24 +169,17 @@ def _read_config(path: Path, notes: list[str]) -> Any:
         if path.suffix in SCRIPTS:
             script = read_launch_script(text, str(path))
             notes += script.notes
-            return {key: _parse_value(text) for key, text in script.arguments.items()}
+            return {key: parse_value(text) for key, text in script.arguments.items()}
         content = yaml.load(text, StrictLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:400]
         raise RecipeError(f"{path}: cannot be read as YAML ({reason})") from error
     if isinstance(content, list) and all(isinstance(entry, str) for entry in content):
         pairs = [entry.lstrip("+").partition("=") for entry in content]
-        return {key: _parse_value(text) for key, _, text in pairs}
+        return {key: parse_value(text) for key, _, text in pairs}
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: neither a mapping nor a list of overrides such as data.n=1")
     return content
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return yaml.load(text, StrictLoader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return text
 
 
 def _flatten(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -212,3 +212,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         )
     recipe_data = document.get("recipe") if path.name == RUN_RECIPE else None
     return recipe_data if isinstance(recipe_data, dict) else document
+
+
+def parse_value(text: str) -> Any:
+    """Return the value that a text is in YAML, or the text itself if it is no YAML."""
+    try:
+        return yaml.load(text, StrictLoader)
+    # Calls such as `jsd(0.3)` are also YAML; any other text is left to the schema.
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
