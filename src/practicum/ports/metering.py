@@ -14,14 +14,13 @@ from practicum.models.tensors import SavedTensor
 from practicum.objective import Objective, Signal
 from practicum.ports import (
     AdamParams,
-    Capabilities,
-    DecodeBatch,
     LoadedScalar,
     MixedRequest,
     SamplingClient,
     ScalarModel,
     TrainingClient,
 )
+from practicum.ports.wrapping import WrappedClient
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -40,35 +39,30 @@ def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
     return MeteredSampler(client, meter)
 
 
-class MeteredSampler(SamplingClient):
+class MeteredSampler(WrappedClient):
     """A client that counts the texts it samples and scores."""
 
     def __init__(
         self, client: SamplingClient, meter: Meter, texts: set[tuple[int, ...]] | None = None
     ) -> None:
-        self._client = client
+        super().__init__(client)
         self._meter = meter
         self._texts = texts
 
     def remember_texts(self) -> "MeteredSampler":
         """Return a metered client that keeps texts, or itself if the client cannot keep texts."""
-        client = self._client.remember_texts()
-        return self if client is self._client else MeteredSampler(client, self._meter, set())
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Return the capabilities of the client."""
-        return self._client.capabilities
+        client = self.bare.remember_texts()
+        return self if client is self.bare else MeteredSampler(client, self._meter, set())
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample with the client and count its tokens."""
-        samples = self._client.sample(requests, params)
+        samples = super().sample(requests, params)
         self.count([request.prompt_tokens for request in requests], samples)
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Score with the client and count its tokens; a returned head counts its own products."""
-        results = self._client.score(requests, signal)
+        results = super().score(requests, signal)
         if not requests:
             return results
         texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
@@ -106,17 +100,6 @@ class MeteredSampler(SamplingClient):
             for prompt, sample in zip(prompts, samples, strict=True)
         }
 
-    @property
-    def decodes_by_token(self) -> bool:
-        """Return True if the client does."""
-        return self._client.decodes_by_token
-
-    def open_decode_batch(
-        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
-    ) -> DecodeBatch:
-        """Open a batch of the client; `sample_mixed` counts the tokens."""
-        return self._client.open_decode_batch(prompts, max_rows, max_new_tokens)
-
     def sample_mixed(
         self,
         requests: Sequence[MixedRequest],
@@ -125,7 +108,7 @@ class MeteredSampler(SamplingClient):
         params: SamplingParams,
     ) -> list[Sample]:
         """Sample from the mixture and count the tokens of both models."""
-        samples = self._client.sample_mixed(requests, teacher, teacher_weight, params)
+        samples = super().sample_mixed(requests, teacher, teacher_weight, params)
         self.count([request.prompt_tokens for request in requests], samples)
         # The teacher decoded through `open_decode_batch`, which counts nothing.
         if isinstance(teacher, MeteredSampler):

@@ -24,25 +24,17 @@ from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.objective import Full, Signal
 from practicum.ports import (
     Capabilities,
-    DecodeBatch,
-    MixedRequest,
     SamplingClient,
     Teacher,
     TeacherConfig,
     TeacherContext,
     walk,
 )
+from practicum.ports.wrapping import WrappedClient
 from practicum.teachers import none, pool, route, scripted
 from practicum.teachers.self import Config as SelfConfig
 from practicum.teaching.scores import Entry, ScoreStore
-from practicum.types import (
-    HeadLike,
-    Sample,
-    SampleRequest,
-    SamplingParams,
-    ScoreRequest,
-    TeacherSignal,
-)
+from practicum.types import HeadLike, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)
 
@@ -120,30 +112,25 @@ class CacheStats:
     left_out: int = 0
 
 
-class CachingClient(SamplingClient):
+class CachingClient(WrappedClient):
     """A client that scores each completion once; see `practicum.ports.SamplingClient`.
 
     The key of an answer covers all that it depends on: the model, the prompt's tokens as the model
     reads them, the completion's tokens, and the signal. An answer is rounded to its stored form
-    even if it is not stored.
+    even if it is not stored. Samples are not stored.
     """
 
     # A call's new answers are stored all or none. So when a resumed run repeats a call, it finds
     # all answers or none, and the model reads the same batch as the first time.
 
     def __init__(self, bare: SamplingClient, open_scores: "Callable[[], ModelScores]") -> None:
-        self.bare = bare
+        super().__init__(bare)
         self.counts = CacheStats()
         self._open_scores = open_scores
         self._model_scores: ModelScores | None = None
         self._head: HeadLike | None = None
         self._device = torch.device("cpu")
         self._has_warned = False
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of the model."""
-        return self.bare.capabilities
 
     @property
     def scores(self) -> ScoreStore | None:
@@ -159,10 +146,6 @@ class CachingClient(SamplingClient):
         left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
         bytes_per_token = scores.size / scores.tokens
         return f"{hits}{left_out}; {bytes_per_token:.0f} bytes per token in {scores.folder}"
-
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample completions of the model; they are not stored."""
-        return self.bare.sample(requests, params)
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
@@ -253,27 +236,6 @@ class CachingClient(SamplingClient):
             hidden=None if hidden is None else hidden.to(self._device),
             head=None if hidden is None else self._head,
         )
-
-    @property
-    def decodes_by_token(self) -> bool:
-        """Return True if the model does; its samples are not stored."""
-        return self.bare.decodes_by_token
-
-    def open_decode_batch(
-        self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
-    ) -> DecodeBatch:
-        """Open a decode batch of the model."""
-        return self.bare.open_decode_batch(prompts, max_rows, max_new_tokens)
-
-    def sample_mixed(
-        self,
-        requests: Sequence[MixedRequest],
-        teacher: SamplingClient,
-        teacher_weight: float,
-        params: SamplingParams,
-    ) -> list[Sample]:
-        """Sample from the mixture of the model and a teacher."""
-        return self.bare.sample_mixed(requests, teacher, teacher_weight, params)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,8 @@ from torch import Tensor
 from practicum.errors import TeacherError
 from practicum.functional.support import fold_outside
 from practicum.objective import Signal
-from practicum.ports import (
-    Capabilities,
-    DecodeBatch,
-    MixedRequest,
-    SamplingClient,
-    TeacherContext,
-)
+from practicum.ports import DecodeBatch, SamplingClient, TeacherContext
+from practicum.ports.wrapping import WrappedClient
 from practicum.text import Renderer, VocabularyMap
 from practicum.types import (
     HeadLike,
@@ -137,7 +132,7 @@ class ReorderedHead:
         return replace(self, bare=bare)
 
 
-class TranslatingClient(SamplingClient):
+class TranslatingClient(WrappedClient):
     """A `practicum.ports.SamplingClient` between the student's ids and a teacher's.
 
     `spellings` has the teacher's tokens for the text of each token that the teacher lacks.
@@ -149,17 +144,12 @@ class TranslatingClient(SamplingClient):
         vocabulary: VocabularyMap,
         spellings: Mapping[int, tuple[int, ...]],
     ) -> None:
-        self._client = client
+        super().__init__(client)
         self._vocabulary = vocabulary
         self._spellings = spellings
         self._outside = torch.tensor(vocabulary.student_only, dtype=torch.long)
         self._own = torch.tensor(vocabulary.teacher_only, dtype=torch.long)
         self._banned = frozenset(vocabulary.teacher_only)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of the client."""
-        return self._client.capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample completions without tokens that the student lacks.
@@ -172,7 +162,7 @@ class TranslatingClient(SamplingClient):
         ]
         stops = params.stop_ids.difference(self._vocabulary.student_only)
         params = replace(params, stop_ids=stops, banned_ids=params.banned_ids | self._banned)
-        samples = self._client.sample(spelled, params)
+        samples = super().sample(spelled, params)
         for sample in samples:
             unknown = self._banned.intersection(sample.tokens.tolist())
             if unknown:
@@ -196,7 +186,7 @@ class TranslatingClient(SamplingClient):
             )
             for request, text in zip(requests, texts, strict=True)
         ]
-        answers = self._client.score(spelled, signal)
+        answers = super().score(spelled, signal)
         return [
             self._translate(answer, text, request, signal)
             for answer, text, request in zip(answers, texts, requests, strict=True)
@@ -259,31 +249,16 @@ class TranslatingClient(SamplingClient):
             replaced[row, is_lacking[row]] = candidates.new_tensor(fillers)
         return replaced
 
-    @property
-    def decodes_by_token(self) -> bool:
-        """Return True if the client does."""
-        return self._client.decodes_by_token
-
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
     ) -> DecodeBatch:
         """Open a decode batch that returns logits of the student's ids."""
         spelled = [self._spell(prompt) for prompt in prompts]
-        batch = self._client.open_decode_batch(spelled, max_rows, max_new_tokens)
+        batch = super().open_decode_batch(spelled, max_rows, max_new_tokens)
         first_tokens = {token: spelling[0] for token, spelling in self._spellings.items()}
         return TranslatingDecodeBatch(
             batch, self._vocabulary.student_size, self._outside, self._own, first_tokens
         )
-
-    def sample_mixed(
-        self,
-        requests: Sequence[MixedRequest],
-        teacher: SamplingClient,
-        teacher_weight: float,
-        params: SamplingParams,
-    ) -> list[Sample]:
-        """Sample from the mixture of the model and a teacher."""
-        return self._client.sample_mixed(requests, teacher, teacher_weight, params)
 
 
 @dataclass(frozen=True, slots=True)
