@@ -94,7 +94,7 @@ class VarlenSegments:
         kernel: Kernel | None = None,
     ) -> Float[Tensor, "T H d"]:
         """Return the attention output of the row's tokens, with torch's or the given kernel."""
-        compute = kernel or _load_kernel()
+        compute = kernel or load_kernel()
         if self.keys is not None:
             keys, values = keys[self.keys], values[self.keys]
         ends = self.query_ends, self.key_ends, self.longest_queries, self.longest_keys
@@ -103,7 +103,7 @@ class VarlenSegments:
         return compute(queries, keys, values, *ends, scale=scale, window_size=CAUSAL)
 
 
-def _load_kernel() -> Kernel:
+def load_kernel() -> Kernel:
     """Import torch's kernel on first use: older versions of torch do not have it."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from practicum.backends.local.varlen import HAS_PAGES, WIDEST_HEAD, Kernel
+from practicum.backends.local.varlen import HAS_PAGES, WIDEST_HEAD, Kernel, load_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def attend_by_flash(
     kernel: Kernel | None = None,
 ) -> Float[Tensor, "B H d"]:
     """Attend with torch's flash kernel, which reads only each row's pages, in place."""
-    compute = kernel or _load_kernel()
+    compute = kernel or load_kernel()
     return compute(
         queries,
         keys,
@@ -105,10 +104,3 @@ def can_attend_by_flash(device: torch.device, dtype: torch.dtype, head_width: in
     """Return True if the flash kernel supports this device, dtype and width."""
     fits = head_width % 8 == 0 and head_width <= WIDEST_HEAD
     return HAS_PAGES and device.type == "cuda" and dtype == torch.bfloat16 and fits
-
-
-def _load_kernel() -> Kernel:
-    """Import torch's kernel on first use: older versions of torch do not have it."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return cast(Kernel, varlen_attn)
