@@ -75,7 +75,7 @@ class ServerError(RuntimeError):
     """The server refused a message, or its answer does not follow the protocol."""
 
 
-class SteppedEnvironment:
+class SteppedEnvironment(Episode):
     """One environment at the server, from a reset on."""
 
     def __init__(self, config: Config) -> None:
@@ -155,27 +155,6 @@ class SteppedEnvironment:
         return text
 
 
-class _ResumedEpisode(Episode):
-    """A session with the environment reset to a prompt; see `practicum.ports.Episode`."""
-
-    def __init__(self, config: Config, prompt: Prompt, seed: int) -> None:
-        self._session = SteppedEnvironment(config)
-        try:
-            if self._session.reset(seed) != prompt.messages[0].content:
-                raise ServerError(f"a reset with seed {seed} begins otherwise than before")
-        except BaseException:
-            self._session.close()
-            raise
-
-    def step(self, turn: str) -> Observation:
-        """Answer the student's turn."""
-        return self._session.step(turn)
-
-    def close(self) -> None:
-        """End the session."""
-        self._session.close()
-
-
 class OpenEnv(Task):
     """The conversations with a server's environments."""
 
@@ -192,13 +171,20 @@ class OpenEnv(Task):
         """Return the first observations to evaluate on."""
         return self._prompts[self._config.train_size :]
 
-    def open(self, prompt: Prompt, seed: int) -> _ResumedEpisode:
+    def open(self, prompt: Prompt, seed: int) -> SteppedEnvironment:
         """Open a session with the prompt's environment.
 
         All conversations about a prompt have the same environment for every `seed`, so their rewards
         differ only by their turns.
         """
-        return _ResumedEpisode(self._config, prompt, self._seeds[prompt.id])
+        session, first_seed = SteppedEnvironment(self._config), self._seeds[prompt.id]
+        try:
+            if session.reset(first_seed) != prompt.messages[0].content:
+                raise ServerError(f"a reset with seed {first_seed} begins otherwise than before")
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def reward(self, rollout: Rollout) -> float | None:
         """Return the rewards of the turns as one number from 0 to 1; 0 if no turn has one.
