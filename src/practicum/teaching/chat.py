@@ -22,6 +22,7 @@ from practicum.ports import (
 )
 from practicum.remote.http import JsonRequest
 from practicum.teaching.chat_protocols import ChatAnswer, ChatProtocol
+from practicum.teaching.client import SilentTeacher
 from practicum.teaching.dialects import ServerCompletion
 from practicum.teaching.remote import ServerGenerator, refuse_other_form
 from practicum.teaching.stored_answers import AnswerStore, build_key
@@ -30,7 +31,6 @@ from practicum.types import (
     FrozenConfig,
     Message,
     Prompt,
-    Rollout,
     Sample,
     SampleRequest,
     SamplingParams,
@@ -192,7 +192,7 @@ class ChatServer:
         return build_failed_sample(params)
 
 
-class ChatTeacher(Teacher):
+class ChatTeacher(SilentTeacher):
     """A teacher that replies to messages and scores nothing; see `practicum.ports.Teacher`.
 
     The server renders the messages with its own template.
@@ -207,10 +207,6 @@ class ChatTeacher(Teacher):
     def capabilities(self) -> Capabilities:
         """No signal, but completions."""
         return self._capabilities
-
-    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return a silent signal for each rollout."""
-        return [TeacherSignal() for _ in rollouts]
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """Return the server's replies in the student's tokens."""
@@ -253,7 +249,7 @@ class PromptWriter(SamplingClient):
 
 
 @dataclass(frozen=True, slots=True)
-class PaperWriter(Teacher):
+class PaperWriter(SilentTeacher):
     """A teacher for a plan: it sends no requests, and its answers have the maximum length."""
 
     declared: Capabilities
@@ -264,10 +260,6 @@ class PaperWriter(Teacher):
     def capabilities(self) -> Capabilities:
         """No signal, but completions."""
         return self.declared
-
-    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return a silent signal for each rollout."""
-        return [TeacherSignal() for _ in rollouts]
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """Return answers of zeros."""

@@ -1,4 +1,4 @@
-"""The common part of a model teacher and a self-teacher: scoring through a sampling client."""
+"""The common parts of teachers: scoring through a client, following the student, and silence."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -48,6 +48,14 @@ class FollowerTeacher(Teacher):
         """Restore the result of `save_state`."""
         if self._follower is not None:
             self._follower.load_state(tensors)
+
+
+class SilentTeacher(Teacher):
+    """A teacher without signals, which at most writes."""
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Return an empty signal for each rollout."""
+        return [TeacherSignal() for _ in rollouts]
 
 
 class ClientTeacher(FollowerTeacher):

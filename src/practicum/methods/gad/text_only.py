@@ -1,16 +1,13 @@
 """Use only a teacher's text (the control arm for black-box methods)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import CapabilityError
-from practicum.models.tensors import SavedTensor
-from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -20,16 +17,9 @@ from practicum.ports import (
     TeacherRequest,
 )
 from practicum.teaching.chat import PromptWriter
-from practicum.teaching.client import rewrite_sample
+from practicum.teaching.client import FollowerTeacher, SilentTeacher, rewrite_sample
 from practicum.text import Renderer
-from practicum.types import (
-    Datum,
-    Prompt,
-    Rollout,
-    Sample,
-    SamplingParams,
-    TeacherSignal,
-)
+from practicum.types import Prompt, Sample, SamplingParams
 
 
 class Config(TeacherConfig):
@@ -60,49 +50,35 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     return TextOnlyTeacher(inner, context.renderer, context.is_dry_run)
 
 
-@dataclass(frozen=True, slots=True)
-class TextOnlyTeacher(Teacher):
-    """The teacher's text in the student's tokens, without probabilities."""
+class TextOnlyTeacher(SilentTeacher, FollowerTeacher):
+    """The teacher's text in the student's tokens, without probabilities.
 
-    teacher: Teacher
-    renderer: Renderer
-    is_on_paper: bool = False
-    """True in a plan, where answers have a length but no text."""
+    `is_on_paper` is True in a plan, where answers have a length but no text.
+    """
+
+    def __init__(self, inner: Teacher, renderer: Renderer, is_on_paper: bool) -> None:
+        self._inner = self._follower = inner
+        self._renderer = renderer
+        self._is_on_paper = is_on_paper
 
     @property
     def capabilities(self) -> Capabilities:
         """The inner teacher's capabilities without its signals."""
-        return _silence(self.teacher.capabilities)
-
-    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return an empty signal for each rollout."""
-        return [TeacherSignal() for _ in rollouts]
+        return _silence(self._inner.capabilities)
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
         """Return the teacher's completions, tokenized again from their text."""
-        samples = self.teacher.sample(requests, params)
-        if samples is None or self.is_on_paper:
+        samples = self._inner.sample(requests, params)
+        if samples is None or self._is_on_paper:
             return samples
         return [
-            rewrite_sample(sample, request.prompt, self.renderer, self.renderer, params)
+            rewrite_sample(sample, request.prompt, self._renderer, self._renderer, params)
             for sample, request in zip(samples, requests, strict=True)
         ]
 
     def bind_prompt(self, prompt: Prompt) -> PromptedClient:
         """Return the teacher as a client bound to this prompt."""
-        prompt_tokens = self.renderer.render(prompt.messages)
+        prompt_tokens = self._renderer.render(prompt.messages)
         return PromptedClient(PromptWriter(self, prompt), prompt_tokens, accepts_tokens=False)
-
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Notify the inner teacher of a finished step."""
-        self.teacher.after_step(step, data)
-
-    def save_state(self) -> Mapping[str, SavedTensor]:
-        """Return the state of the inner teacher."""
-        return self.teacher.save_state()
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state of the inner teacher."""
-        self.teacher.load_state(tensors)
