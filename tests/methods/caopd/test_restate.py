@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from practicum.errors import DataError, RecipeError
 from practicum.methods.caopd import rate
-from practicum.methods.caopd.restate import measure_restated, split_statement, write_ending
+from practicum.methods.caopd.restate import Config, split_statement, write_ending
 from practicum.ports import Task
 from practicum.ports.notes import Note
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
@@ -149,7 +149,7 @@ def test_every_answer_states_the_rate_and_keeps_its_reward(parts: RunComponents)
         assert after.policy_logprobs[kept:].isnan().all()
         assert not after.sampling_logprobs[kept:].any()
         assert (after.authors[kept:] == AUTHORS.index("dataset")).all()
-    assert measure_restated(restated) == {"restated": 0.0} and measure_restated(plain) == {}
+    assert Config.measure(restated) == {"restated": 0.0} and Config.measure(plain) == {}
 
 
 def test_an_answer_without_the_note_stays(parts: RunComponents) -> None:
@@ -159,7 +159,7 @@ def test_an_answer_without_the_note_stays(parts: RunComponents) -> None:
 
     plain, same = collect(parts, "student"), collect(parts, "restate(confidence)", Silent())
     assert all(one.tokens.equal(two.tokens) for one, two in zip(plain, same, strict=True))
-    assert measure_restated(same) == {}
+    assert Config.measure(same) == {}
 
 
 def test_a_run_that_restates_is_the_same_after_a_kill(models: Path, tmp_path: Path) -> None:

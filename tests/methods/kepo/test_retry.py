@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from toy import assert_same_run, curve, forked, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError
-from practicum.methods.kepo.retry import measure_retried
+from practicum.methods.kepo.retry import Config
 from practicum.objective import Sampled
 from practicum.ports import Task
 from practicum.ports.notes import Note, NoteMoment
@@ -92,10 +92,10 @@ def test_a_prompt_without_a_right_answer_is_tried_again_and_only_what_is_right_s
         else:
             # Sampled under the note: its probability with the note is known, without the note it is not.
             assert after.policy_logprobs.isnan().all() and after.sampling_logprobs.isfinite().all()
-    shares = measure_retried(again)
+    shares = Config.measure(again)
     assert shares["retried"] == (len(marks["yes"]) + len(marks["failed"])) / 12
     assert shares["retry_failed"] == len(marks["failed"]) / 12
-    assert measure_retried(first) == {}
+    assert Config.measure(first) == {}
 
 
 def test_all_are_given_again_with_the_note_in_the_prompt_that_is_learned(

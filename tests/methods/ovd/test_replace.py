@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from toy import make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, RecipeError
-from practicum.methods.ovd.replace import measure_replaced
+from practicum.methods.ovd.replace import Config
 from practicum.ports import PromptedClient, Teacher, TeacherRequest
 from practicum.ports.scoring import (
     Scorer,
@@ -142,8 +142,8 @@ def test_what_is_accepted_stays_and_the_teacher_writes_the_rest(built: RunCompon
         assert RolloutRow.of(2, row.to_rollout(new.prompt)) == row
     assert kinds == {None, False, True}
     share = sum(find_letter(built, old, "d") is not None for old in before) / len(before)
-    assert measure_replaced(after) == {"replaced": share, "replaced_refused": 0.0}
-    assert measure_replaced(before) == {}
+    assert Config.measure(after) == {"replaced": share, "replaced_refused": 0.0}
+    assert Config.measure(before) == {}
 
 
 def test_a_writer_of_whole_answers_replaces_all_of_one(built: RunComponents) -> None:
@@ -183,7 +183,7 @@ def test_a_refusal_leaves_the_rejected_answer_and_is_counted(built: RunComponent
     before, after = collect(built, "student"), collect(built, "replace(grade)", teacher=teacher)
     assert all(a.tokens.equal(b.tokens) for a, b in zip(before, after, strict=True))
     refused = sum(rollout.notes["replaced"] == "refused" for rollout in after)
-    assert measure_replaced(after) == {"replaced": 0.0, "replaced_refused": refused / len(after)}
+    assert Config.measure(after) == {"replaced": 0.0, "replaced_refused": refused / len(after)}
 
 
 class Silent(Scorer):

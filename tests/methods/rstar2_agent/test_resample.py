@@ -15,7 +15,6 @@ from practicum.methods.rstar2_agent.resample import (
     NO_CALLS,
     CleanResampler,
     compute_penalty,
-    measure_resampled,
 )
 from practicum.methods.rstar2_agent.resample import Config as Resample
 from practicum.ports import (
@@ -85,7 +84,7 @@ def test_failures_keep_their_share(factor):
             assert math.floor(sampled * N) <= right <= math.ceil(sampled * N)
         means = {rollout.prompt.id: rollout.notes["sampled_reward"] for rollout in rollouts}
         expected = sum(map(float, means.values())) / 2
-        assert measure_resampled(rollouts)["sampled_reward"] == pytest.approx(expected)
+        assert Resample.measure(rollouts)["sampled_reward"] == pytest.approx(expected)
 
 
 def test_a_share_that_is_no_number_of_answers_is_kept_in_the_mean():
@@ -109,7 +108,7 @@ def test_where_all_are_alike_any_stay(share):
     assert {rollout.reward for rollout in rollouts} == {share}
     again, _ = collect("resample", share)
     assert [rollout.tokens.tolist() for rollout in again] == [r.tokens.tolist() for r in rollouts]
-    assert measure_resampled(collect("student")[0]) == {}
+    assert Resample.measure(collect("student")[0]) == {}
 
 
 class Stated(RightIsR):
@@ -192,7 +191,7 @@ def test_the_mean_penalty_is_of_all_right_answers():
     batch = RolloutBatch(PROMPTS, 1, seed=3, step=1)
     sampler = RolloutSampler(batch, RENDERER, SamplingParams(4), None)
     kept = CleanResampler(Resample(), sampler, Stated(), Coin(1.0))._choose("a", rollouts, 1)
-    assert measure_resampled(kept)["sampled_penalty"] == 0.5
+    assert Resample.measure(kept)["sampled_penalty"] == 0.5
     failed = [replace(rollout, reward=0.0) for rollout in rollouts]
     kept = CleanResampler(Resample(), sampler, Stated(), Coin(1.0))._choose("a", failed, 1)
-    assert measure_resampled(kept) == {"sampled_reward": 0.0}, "no right answer, no penalty"
+    assert Resample.measure(kept) == {"sampled_reward": 0.0}, "no right answer, no penalty"

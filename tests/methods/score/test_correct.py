@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from toy import toy_recipe
 
 from practicum.errors import CapabilityError, VerifierError
-from practicum.methods.score.correct import find_turn, measure_corrected
+from practicum.methods.score.correct import Config, find_turn
 from practicum.ports import (
     Episode,
     Observation,
@@ -164,7 +164,7 @@ def test_the_first_wrong_turn_is_the_teachers(slip):
     # The expert reads in separate episodes, which have the seed 0.
     seeds = [seed for seed in environment.opened if seed]
     assert seeds[:3] == seeds[3:]
-    assert measure_corrected(found) == {
+    assert Config.measure(found) == {
         "corrected": 1.0,
         "corrected_refused": 0.0,
         "corrected_turn": slip,
@@ -206,8 +206,8 @@ def test_what_is_right_stays_bit_for_bit():
     for one, other in zip(found, plain, strict=True):
         assert torch.equal(one.tokens, other.tokens) and one.turns == other.turns
         assert one.notes == {"corrected": "none"}
-    assert measure_corrected(found) == {"corrected": 0.0, "corrected_refused": 0.0}
-    assert measure_corrected(plain) == {}
+    assert Config.measure(found) == {"corrected": 0.0, "corrected_refused": 0.0}
+    assert Config.measure(plain) == {}
 
 
 def test_a_judge_of_turns_may_know_instead_of_the_expert():

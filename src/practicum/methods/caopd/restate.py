@@ -45,8 +45,11 @@ class Config(SourceConfig):
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the share of restated answers in which the student had made a statement."""
-        return measure_restated(rollouts)
+        """Return the share of restated answers with an original statement; empty without such answers."""
+        statements = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
+        if not statements:
+            return {}
+        return {"restated": sum(map(bool, statements)) / len(statements)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +156,3 @@ def _count_within(renderer: Renderer, tokens: Sequence[int], text: str) -> int:
     while count and not text.startswith(renderer.decode(tokens[:count])):
         count -= 1
     return min(count, end)
-
-
-def measure_restated(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of restated answers with an original statement; empty without such answers."""
-    statements = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
-    if not statements:
-        return {}
-    return {"restated": sum(map(bool, statements)) / len(statements)}

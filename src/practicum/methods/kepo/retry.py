@@ -68,8 +68,17 @@ class Config(SourceConfig):
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the share of repeated answers and the share of failed repetitions."""
-        return measure_retried(rollouts)
+        """Return the share of repeated answers and the share of failed repetitions.
+
+        Empty if no source repeats answers.
+        """
+        marks = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
+        if not marks:
+            return {}
+        return {
+            "retried": (len(marks) - marks.count("no")) / len(marks),
+            "retry_failed": marks.count("failed") / len(marks),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +162,3 @@ def _begin_with(beginning: Sequence[int], answer: Rollout) -> Rollout:
     """Prepend tokens of an environment to the answer; the text of the answer is unchanged."""
     start = Tokens.from_text(beginning, "environment", answer.policy_version, in_loss=False)
     return (start + Tokens.from_rollout(answer)).put_into(answer, answer.source)
-
-
-def measure_retried(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of repeated answers and the share of failed repetitions.
-
-    Empty if no source repeats answers.
-    """
-    marks = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
-    if not marks:
-        return {}
-    return {
-        "retried": (len(marks) - marks.count("no")) / len(marks),
-        "retry_failed": marks.count("failed") / len(marks),
-    }

@@ -72,8 +72,16 @@ class Config(SourceConfig):
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the shares of regenerated answers and of failed regenerations."""
-        return measure_replaced(rollouts)
+        """Return the share of regenerated answers and the share of failed regenerations.
+
+        Empty if no source replaces answers.
+        """
+        noted = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
+        if not noted:
+            return {}
+        refused = sum(note == REFUSED for note in noted)
+        again = len(noted) - refused - noted.count("no")
+        return {"replaced": again / len(noted), "replaced_refused": refused / len(noted)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +197,3 @@ class StepReplacer:
         # An answer with two authors counts as the student's, which visited the states it comes from.
         source = by if answer.is_by(by).all() else "student"
         return replace(answer.put_into(rebuilt, source), notes={NOTE: by})
-
-
-def measure_replaced(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of regenerated answers and the share of failed regenerations.
-
-    Empty if no source replaces answers.
-    """
-    noted = [rollout.notes[NOTE] for rollout in rollouts if NOTE in rollout.notes]
-    if not noted:
-        return {}
-    refused = sum(note == REFUSED for note in noted)
-    again = len(noted) - refused - noted.count("no")
-    return {"replaced": again / len(noted), "replaced_refused": refused / len(noted)}

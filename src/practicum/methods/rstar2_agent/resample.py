@@ -55,8 +55,20 @@ class Config(SourceConfig):
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the mean reward of all sampled answers and the mean penalty of correct answers."""
-        return measure_resampled(rollouts)
+        """Return the mean reward of all sampled answers and the mean penalty of the correct answers.
+
+        Both include dropped answers. Empty if no source resamples.
+        """
+        metrics = {}
+        for name in (SAMPLED, PENALTY):
+            means = {
+                rollout.prompt.id: float(rollout.notes[name])
+                for rollout in rollouts
+                if rollout.notes.get(name)
+            }
+            if means:
+                metrics[name] = sum(means.values()) / len(means)
+        return metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +142,3 @@ def compute_penalty(rollout: Rollout, task: Task) -> float:
 
 def _write_mean(numbers: Sequence[float]) -> str:
     return f"{sum(numbers) / len(numbers):.6g}" if numbers else ""
-
-
-def measure_resampled(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the mean reward of all sampled answers and the mean penalty of the correct answers.
-
-    Both include dropped answers. Empty if no source resamples.
-    """
-    metrics = {}
-    for name in (SAMPLED, PENALTY):
-        means = {
-            rollout.prompt.id: float(rollout.notes[name])
-            for rollout in rollouts
-            if rollout.notes.get(name)
-        }
-        if means:
-            metrics[name] = sum(means.values()) / len(means)
-    return metrics

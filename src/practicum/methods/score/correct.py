@@ -106,8 +106,19 @@ class Config(SourceConfig):
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
-        """Return the share of corrected conversations, the mean corrected turn, and refusals."""
-        return measure_corrected(rollouts)
+        """Return the share of corrected conversations, the mean corrected turn, and refusals.
+
+        Empty if no source corrects turns.
+        """
+        noted = [rollout.notes[CORRECTED] for rollout in rollouts if CORRECTED in rollout.notes]
+        if not noted:
+            return {}
+        numbers = [int(note) for note in noted if note.isdigit()]
+        metrics = {
+            "corrected": len(numbers) / len(noted),
+            "corrected_refused": noted.count("refused") / len(noted),
+        }
+        return metrics | ({"corrected_turn": sum(numbers) / len(numbers)} if numbers else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,19 +396,3 @@ def find_turn(turns: Sequence[Turn], start: int) -> int | None:
             return place
         position += turn.tokens
     return None
-
-
-def measure_corrected(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of corrected conversations, the mean corrected turn, and refusals.
-
-    Empty if no source corrects turns.
-    """
-    noted = [rollout.notes[CORRECTED] for rollout in rollouts if CORRECTED in rollout.notes]
-    if not noted:
-        return {}
-    numbers = [int(note) for note in noted if note.isdigit()]
-    metrics = {
-        "corrected": len(numbers) / len(noted),
-        "corrected_refused": noted.count("refused") / len(noted),
-    }
-    return metrics | ({"corrected_turn": sum(numbers) / len(numbers)} if numbers else {})
