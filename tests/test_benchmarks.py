@@ -517,7 +517,7 @@ def test_the_page_takes_the_newest_reading_and_no_quick_one(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     said = page.render_results(page.read(path))
-    assert "| 1.2 | ≤ 1.35 | **pass** | 1.1 to 1.3 | 5 | [1] |" in said
+    assert "| 1.2 | ≤ 1.35 | **pass** | 1.1 to 1.3 (5) | [1] |" in said
     assert f"Of {len(goals.BY_KEY)} goals: 1 pass, {len(goals.BY_KEY) - 1} not measured." in said
     assert "`python -m benchmarks loss`, T = 2,048, V = 49,152" in said
 
