@@ -18,6 +18,9 @@ from practicum.statistics import holm, t_interval
 
 COST = "spent/flops"
 
+OLD = "old design"
+"""The verdict on results of a design that has changed since."""
+
 LEVEL = 0.05
 """The p value below which a difference counts after Holm's correction."""
 
@@ -29,7 +32,8 @@ def render_claims(
 ) -> str:
     """Return a table of the claims of all stored studies, with their verdicts and the p value of the deciding test.
 
-    A sentence counts the verdicts that are the same in `repeated`, results with other seeds.
+    A sentence counts the verdicts that are the same in `repeated`, results with other seeds. Results of an old design
+    decide nothing and are not counted.
     """
     judged = [
         (study, claim, *judge_current(study, claim, stored[study.name]))
@@ -55,8 +59,7 @@ def render_claims(
         f"Of {differences} differences, ratios and rises on these pages, {survivors} have p < {LEVEL} after Holm's "
         "correction for their number. The last column is the corrected p of the deciding test; a study's page cites the papers.\n\n"
     )
-    if repeated:
-        sentence += _describe_repeats(judged, repeated) + "\n\n"
+    sentence += _describe_repeats(judged, repeated)
     return sentence + _render_table(["claim", "study", "verdict", "p (Holm)"], rows)
 
 
@@ -64,17 +67,19 @@ def _describe_repeats(
     judged: Sequence[tuple[LoadedReproduction, Claim, str, list[Judgement]]],
     repeated: Mapping[str, Results],
 ) -> str:
-    """Return how many verdicts are the same with other seeds."""
+    """Return how many verdicts are the same with other seeds; empty if no study was repeated."""
     pairs = [
-        (verdict, judge_current(study, claim, repeated[study.name])[0])
+        (study.name, verdict, judge_current(study, claim, repeated[study.name])[0])
         for study, claim, verdict, _ in judged
         if study.name in repeated
     ]
-    same = sum(first == second for first, second in pairs)
-    names = ", ".join(sorted(repeated))
+    current = [pair for pair in pairs if OLD not in pair]
+    if not current:
+        return ""
+    same = sum(first == second for _, first, second in current)
+    names = ", ".join(dict.fromkeys(name for name, *_ in current))
     return (
-        f"Studies drawn by lot and run again with other seeds, {names}: "
-        f"{same} of {len(pairs)} verdicts are the same."
+        f"Run again with other seeds, {names}: {same} of {len(current)} verdicts are the same.\n\n"
     )
 
 
@@ -83,7 +88,7 @@ def judge_current(
 ) -> tuple[str, list[Judgement]]:
     """Return the verdict and the judgements of a claim; no verdict on results of another design."""
     if results.design != study.digest_design(results.form):
-        return "old design", []
+        return OLD, []
     return judge_claim(claim, results)
 
 
@@ -119,10 +124,8 @@ def render_study(
 ) -> str:
     """Return a study's page: its plot, its arms, and the verdict on each claim with its numbers.
 
-    `repeated` are results with other seeds, whose verdicts and numbers follow.
+    The verdicts and numbers of `repeated`, results with other seeds, follow those of `results`.
     """
-    seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
-    flag = " --full" if results.form == "full" else ""
     lines = [
         f"# {study.name.replace('_', ' ').capitalize()}\n",
         f"{study.spec.question}\n",
@@ -155,16 +158,24 @@ def render_study(
         lines.append(f"\nLearning rates tried{by}: {_format_tried(results, study.spec.aim)}.")
     if results.failed:
         lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
-    minutes = results.seconds / 60
+    lines.append("\n" + _describe_runs(results))
+    if repeated is not None:
+        lines.append(f"\nAgain: {_describe_runs(repeated)}")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_runs(results: Results) -> str:
+    """Return the command of the runs, their seeds and time, and the versions."""
+    seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
+    full = " --full" if results.form == "full" else ""
+    first = f" --first-seed {results.seeds[0]}" if results.seeds and results.seeds[0] else ""
     versions = ", ".join(
         f"{name} {results.versions[name]}"
         for name in ("commit", "torch", "processor")
         if results.versions.get(name)
     )
-    lines.append(
-        f"\n`python -m laboratory {study.name}{flag}`: {seeds}, {minutes:.0f} minutes; {versions}."
-    )
-    return "\n".join(lines) + "\n"
+    command = f"python -m laboratory {results.name}{full}{first}"
+    return f"`{command}`: {seeds}, {results.seconds / 60:.0f} minutes; {versions}."
 
 
 def _repeat_claim(study: LoadedReproduction, claim: Claim, repeated: Results | None) -> str:
@@ -172,9 +183,10 @@ def _repeat_claim(study: LoadedReproduction, claim: Claim, repeated: Results | N
     if repeated is None:
         return ""
     verdict, judgements = judge_current(study, claim, repeated)
-    seeds = ", ".join(map(str, repeated.seeds))
+    if verdict == OLD:
+        return ""
     numbers = join_judgements([judgement.text for judgement in judgements])
-    return f" Again, seeds {seeds}: **{verdict}**. {numbers}."
+    return f" Again: **{verdict}**, {numbers}."
 
 
 def _render_arms(study: LoadedReproduction, results: Results) -> str:

@@ -401,11 +401,14 @@ def _plugins(room: str) -> str:
                 shared.setdefault(first[row], []).append(row[0])
         named = {other: keys for other, keys in shared.items() if len(keys) >= 3}
         own = [list(row) for row in rows if first[row] not in named]
-        parts.append(_table(HEAD, own) if own else "" if named else "No keys.\n")
+        if own:
+            parts.append(_table(HEAD, own))
         parts += [
             f"As in [{other}](#{other}): {', '.join(keys)}.\n" for other, keys in named.items()
         ]
-    return "\n".join(filter(None, parts))
+        if not rows:
+            parts.append("No keys.\n")
+    return "\n".join(parts)
 
 
 HEAD = ["key", "type", "default", "meaning"]

@@ -101,11 +101,15 @@ def test_results_with_other_seeds_stand_next_to_the_verdict_and_are_counted(tmp_
     again = replace(first, seeds=[100, 101], readings=contrary)
     assert "Again" not in render_study(study, first)
     assert "**holds**" in render_study(study, first)
-    assert "Again, seeds 100, 101: **the contrary" in render_study(study, first, again)
-    assert "Again, seeds 0, 1: **holds**" in render_study(study, first, first)
+    page = render_study(study, first, again)
+    assert "Again: **the contrary" in page and "--first-seed 100`: 2 seeds" in page
+    assert "Again: **holds**" in render_study(study, first, first)
+    old = replace(again, design="")
+    assert "Again: **" not in render_study(study, first, old)
     stored = {"small": first}
     assert "small: 1 of 1 verdicts" in render_claims([study], stored, stored)
     assert "small: 0 of 1 verdicts" in render_claims([study], stored, {"small": again})
+    assert "Run again" not in render_claims([study], stored, {"small": old})
 
 
 def test_a_measure_that_is_not_taken_at_that_time_is_refused_before_the_runs(tmp_path):

@@ -175,13 +175,17 @@ def test_a_robust_arm_loses_little_near_its_best_learning_rate():
     ), "a failed run is a zero"
 
 
-def test_a_comparison_after_equal_steps_is_also_made_at_equal_operations():
-    arms = results(one=[0.80, 0.82, 0.81], cheap=[0.60, 0.61, 0.60])
-    for curve in arms.curves["cheap"].values():
+def divide_flops(found: Results, arm: str, by: float) -> None:
+    for curve in found.curves[arm].values():
         curve[:] = [
-            Point({**point.spent, "flops": point.spent["flops"] / 2}, point.accuracy)
+            Point({**point.spent, "flops": point.spent["flops"] / by}, point.accuracy)
             for point in curve
         ]
+
+
+def test_a_comparison_after_equal_steps_is_also_made_at_equal_operations():
+    arms = results(one=[0.80, 0.82, 0.81], cheap=[0.60, 0.61, 0.60])
+    divide_flops(arms, "cheap", 2)
     claim = Claim(claim="c", paper="1", theirs="t", tests=(Better(better="one", than="cheap"),))
     verdict, judgements = judge_claim(claim, arms)
     assert [judgement.answer for judgement in judgements] == ["yes", "contrary"]
@@ -192,11 +196,7 @@ def test_a_comparison_after_equal_steps_is_also_made_at_equal_operations():
 
 def test_an_untrained_arm_is_not_compared_at_its_operations():
     arms = results(one=[0.80, 0.82, 0.81], merged=[0.60, 0.61, 0.60])
-    for curve in arms.curves["merged"].values():
-        curve[:] = [
-            Point({**point.spent, "flops": point.spent["flops"] / 1000}, point.accuracy)
-            for point in curve
-        ]
+    divide_flops(arms, "merged", 1000)
     claim = Claim(claim="c", paper="1", theirs="t", tests=(Better(better="one", than="merged"),))
     verdict, judgements = judge_claim(claim, arms)
     assert verdict == "holds" and len(judgements) == 1

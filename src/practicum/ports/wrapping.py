@@ -8,7 +8,7 @@ from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest,
 
 
 class WrappedClient(SamplingClient):
-    """The base of clients that change some calls of the client `bare` and pass on the others.
+    """The base of clients that change some calls of the client `bare` and pass on the remaining ones.
 
     It keeps no texts, because the subclass would not see them.
     """

@@ -8,6 +8,7 @@ import pytest
 from learned_scorers import GENERATOR, build_scorer, write_answer
 
 from practicum.methods.gad.discriminator import find_source_pairs
+from practicum.models.tensors import read_tensors, write_tensors
 from practicum.ports.scoring import Scorer
 from practicum.training.judging import add_judgements
 
@@ -54,10 +55,30 @@ def test_below_its_least_accuracy_a_discriminator_judges_nothing_and_a_resumed_o
     assert is_judging(scorer)
     learn(scorer, (5, 4), 5)  # the writers change places: its last ten steps are half wrong
     assert not is_judging(scorer)
+    learn(resumed, (4, 5), 20)
+    assert is_judging(resumed)
     resumed.load_state(copy.deepcopy(scorer.save_state()))
     assert not is_judging(resumed)
     learn(resumed, (5, 4), 10)
     assert is_judging(resumed)
+
+
+def test_a_loaded_state_replaces_the_accuracies_of_before(models: Path, tmp_path: Path) -> None:
+    GENERATOR.manual_seed(2)
+    fresh, resumed = (
+        build_scorer(models, tmp_path / name, type="discriminator") for name in ("fresh", "resumed")
+    )
+    learn(fresh, (4, 5), 2)
+    state = copy.deepcopy(fresh.save_state())
+    assert len(state["accuracies"]) == 2  # type: ignore[arg-type]
+    learn(resumed, (4, 5), 5)
+    resumed.load_state(state)
+    assert resumed.save_state()["accuracies"].tolist() == state["accuracies"].tolist()  # type: ignore[union-attr]
+    empty = build_scorer(models, tmp_path / "empty", type="discriminator")
+    path = tmp_path / "state.safetensors"
+    write_tensors(path, empty.save_state())
+    resumed.load_state(read_tensors(path))
+    assert not len(resumed.save_state()["accuracies"])  # type: ignore[arg-type]
 
 
 def test_equal_answers_are_in_no_pair() -> None:

@@ -23,6 +23,9 @@ from practicum.types import Judgement, Metrics, Rollout
 REAL = ("teacher", "dataset")
 """The writers with answers that should score above the student's answers."""
 
+NEWEST = 10
+"""The newest steps with pairs, over which the accuracy is averaged."""
+
 
 class Config(LearnedConfig):
     """The settings of a discriminator."""
@@ -47,7 +50,7 @@ class Discriminator(LearnedScorer):
 
     def __init__(self, config: Config, context: ScorerContext) -> None:
         self._least_accuracy = config.least_accuracy
-        self._accuracies: deque[float] = deque(maxlen=10)
+        self._accuracies: deque[float] = deque(maxlen=NEWEST)
         super().__init__(config, context)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Judgement]:
@@ -95,7 +98,7 @@ class Discriminator(LearnedScorer):
         """Restore the state that `save_state` returned."""
         if tensors:
             weights = dict(tensors)
-            self._accuracies.extend(weights.pop("accuracies").tolist())
+            self._accuracies = deque(weights.pop("accuracies").tolist(), maxlen=NEWEST)
             super().load_state(weights)
 
 
