@@ -32,6 +32,7 @@ from practicum.ports import Model
 from practicum.recipe import Recipe, load_recipe
 from practicum.runs.overrides import apply_overrides
 from practicum.studies.doctor import CHECKS, Diagnosis, doctor
+from practicum.studies.doctor.teachability import TEACHER_ACCURACY
 
 pytestmark = pytest.mark.long
 
@@ -217,6 +218,9 @@ def test_a_random_teacher_is_no_go(folder: Path) -> None:
     found = diagnosed(pair(folder, teacher="random"), folder, prompts=ENOUGH)
     assert found.verdict.word == "NO-GO" and found.verdict.exit_code == 21
     assert finding(found, "P10").value.high < 0  # type: ignore[union-attr]
+    # Also a teacher without one right answer is worse than this student.
+    details = finding(found, "P10").details
+    assert finding(found, "P10").status == "fail" and details[TEACHER_ACCURACY] == 0.0
 
 
 def test_a_teacher_that_prefers_wrong_answers_is_no_go(folder: Path) -> None:

@@ -72,7 +72,9 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
         f"the student in {student_accuracy:.0%}"
     )
     status, needs = "fail", None
-    if teacher_accuracy == 0:
+    if gap.high < 0:
+        text += ": the student would get worse"
+    elif teacher_accuracy == 0:
         status, needs = "inconclusive", 2 * len(evidence.rollouts)
         if student_accuracy == 0 and len(evidence.rollouts) >= MIN_UNREWARDED:
             details[UNREWARDED] = float(len(evidence.rollouts))
@@ -81,8 +83,6 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
             text += ": no right answer of the teacher was seen"
     elif gap.low > 0:
         status = "pass"
-    elif gap.high < 0:
-        text += ": the student would get worse"
     elif gap.low >= -SAME_ACCURACY and gap.high <= SAME_ACCURACY:
         text += ": no gap, so nothing to gain"
     else:
