@@ -210,7 +210,8 @@ class LoadedReproduction(FrozenConfig):
     def build_recipe(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
         """Return the data of an arm's recipe; a model may be `{stage: NAME}`."""
         recipe_data = {key: section for key, section in self.recipe.items() if key != "stages"}
-        for changes in (self.spec.set, scale.set, self.spec.arms[arm].set):
+        # The scale last: the quick form of an arm that is longer in the full form is short, too.
+        for changes in (self.spec.set, self.spec.arms[arm].set, scale.set):
             recipe_data = merge_recipes(recipe_data, shift_seeds(changes, self.draw))
         return recipe_data
 
