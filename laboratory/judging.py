@@ -263,15 +263,12 @@ def _check_cost(test: Cost, ratios: Sequence[float], never: int) -> Answer:
 
 
 def _judge_robust(test: Robust, results: Results) -> Judgement:
-    """Judge the sweep, which has one seed per learning rate."""
-    scores = {
-        row["learning_rate"]: row["accuracy"] or 0.0
-        for row in results.tried
-        if row["arm"] == test.robust
-    }
+    """Judge the sweep: what an arm loses to its best learning rate, paired by seed, at the rates near it."""
+    rows = {row["learning_rate"]: row for row in results.tried if row["arm"] == test.robust}
     label = f"{test.robust}, over learning rates within a factor of {test.within:g}"
-    if len(scores) < 2:
+    if len(rows) < 2:
         return Judgement("missing", f"{label}: not run")
+    scores = {rate: row["accuracy"] or 0.0 for rate, row in rows.items()}
     best = max(scores, key=lambda rate: scores[rate])
     # 0.1 % of tolerance: learning rates are decimal fractions, and 0.003 / 3 is not quite 0.001.
     neighbours = {
@@ -279,17 +276,26 @@ def _judge_robust(test: Robust, results: Results) -> Judgement:
         for rate, score in scores.items()
         if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
     }
-    worst = min(neighbours.values())
-    is_robust = scores[best] - worst <= test.loses
-    text = f"{label}: {worst:.2f} to {scores[best]:.2f}, best at {best:g}"
+    by_seed = rows[best]["by_seed"]
+    text = f"{label}: {min(neighbours.values()):.2f} to {scores[best]:.2f}, best at {best:g}"
+    # A failed run is a zero.
+    losses = {
+        rate: [by_seed[seed] - rows[rate]["by_seed"].get(seed, 0.0) for seed in by_seed]
+        for rate in neighbours
+        if rate != best
+    }
+    intervals = [t_interval(values) for values in losses.values()]
     missing = [
         side
         for side, rate in (("lower", min(neighbours)), ("higher", max(neighbours)))
         if rate == best
     ]
-    if is_robust and missing:
-        return Judgement("unresolved", f"{text}; no {' or '.join(missing)} rate was tried")
-    return Judgement("yes" if is_robust else "no", text)
+    if any(interval is not None and interval.low > test.loses for interval in intervals):
+        return Judgement("no", text)
+    if missing:
+        return Judgement("unresolved", f"{text}; no {' or '.join(missing)} rate was tried there")
+    is_robust = all(interval is not None and interval.high <= test.loses for interval in intervals)
+    return Judgement("yes" if is_robust else "unresolved", text)
 
 
 def _judge_warned(test: Warned, results: Results) -> Judgement:

@@ -39,7 +39,7 @@ class Results:
     alarms: Mapping[str, Mapping[int, Sequence[str]]] = field(default_factory=dict)
     """The monitors that raised an alarm in each run, by arm and seed."""
     tried: Sequence[Mapping[str, Any]] = ()
-    """All settings of the sweep, with their scores and alarms."""
+    """All settings of the sweep, with their mean scores, their accuracy by seed, and their alarms."""
     chosen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The best settings of the sweep, by arm."""
     failed: Sequence[str] = ()

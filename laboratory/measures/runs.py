@@ -3,16 +3,17 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from laboratory.results import TEACHER, Results, group_by_measure, name_before
-from laboratory.study import Reproduction, ReproductionJob, Warned, resolve_stage_models
+from laboratory.study import Reproduction, ReproductionJob, Warned, is_map, resolve_stage_models
 from practicum.core.notes import hide_notes
 from practicum.errors import PracticumError
 from practicum.models.config import ScratchConfig
@@ -70,12 +71,15 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
     if job.recorded:
         chosen |= {arm: best["learning_rate"] for arm, best in job.recorded.chosen.items()}
     elif swept and job.scale.sweep:
-        tuning, find_tuned = job, find_model
+        # A map has as many seeds at each rate as each arm has at its best rate.
+        first = job.first_seed + TUNING_SEED
+        seeds = range(first, first + (job.scale.seeds if is_map(study) else 1))
+        tunings = [(replace(job, only_seed=seed), find_model) for seed in seeds]
         if study.spec.draw_by_seed:
             # The folder of the whole study: no draw that counts has these models.
-            tuning = replace(job, folder=job.folder.parent).redraw(job.first_seed + TUNING_SEED)
-            find_tuned = prepare_models(tuning)
-        tried, failures = sweep_rates(tuning, swept, find_tuned, more)
+            drawn = [replace(job, folder=job.folder.parent).redraw(seed) for seed in seeds]
+            tunings = [(tuning, prepare_models(tuning)) for tuning in drawn]
+        tried, failures = sweep_rates(tunings, swept, more)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     sources = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
     runs = folder / "runs"
@@ -98,34 +102,41 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
 
 
 def sweep_rates(
-    job: ReproductionJob,
+    jobs: Sequence[tuple[ReproductionJob, FindModel]],
     swept: Mapping[str, Sequence[float]],
-    find_model: FindModel,
     more: ReadMore,
 ) -> tuple[list[dict[str, Any]], list[FailedRun]]:
     """Run the arms at each rate, and at further rates where the best is at an edge.
 
-    Returns the rows of `rank_rates` and the failed runs. No counted run has the seed of the sweep.
+    `jobs` has the job of each seed of the sweep, none of which is the seed of a counted run. Returns
+    the rows of `rank_rates` and the failed runs.
     """
-    scores: dict[str, dict[str, float]] = {}
-    alarms: dict[str, list[str]] = {}
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    alarms: dict[str, dict[str, None]] = {}
     failures: list[FailedRun] = []
     tried: list[dict[str, Any]] = []
+    spec = jobs[0][0].study.spec
     rates, missing = {arm: sorted(several) for arm, several in swept.items()}, swept
     for number in range(1 + WIDENINGS):
-        sources = {
-            f"{arm}-lr{rate:g}": write_arm(job, arm, rate, find_model)
-            for arm, several in missing.items()
-            for rate in several
-        }
-        folder = job.folder / ("sweep" if number == 0 else f"sweep-wider-{number}")
-        finished = _run_arms(sources, folder, job, seeds=1, first=job.first_seed + TUNING_SEED)
-        for outcome in finished.outcomes:
-            scores[outcome.arm] = _read_outcome(folder, outcome, more)
-            alarms[outcome.arm] = read_alarms(folder / outcome.folder)
-        failures += finished.failures
-        tried = rank_rates(scores, alarms, rates, job.study.spec)
-        missing = find_wider_rates(tried, job.study.spec)
+        for job, find_model in jobs:
+            sources = {
+                f"{arm}-lr{rate:g}": write_arm(job, arm, rate, find_model)
+                for arm, several in missing.items()
+                for rate in several
+            }
+            [seed] = job.seeds
+            folder = job.folder / "-".join(
+                ["sweep", *(["wider", str(number)] if number else []), str(seed)]
+            )
+            finished = _run_arms(sources, folder, job, seeds=1, first=seed)
+            for outcome in finished.outcomes:
+                score = _read_outcome(folder, outcome, more)
+                scores.setdefault(outcome.arm, {})[seed] = score
+                names = read_alarms(folder / outcome.folder)
+                alarms.setdefault(outcome.arm, {}).update(dict.fromkeys(names))
+            failures += finished.failures
+        tried = rank_rates(scores, alarms, rates, spec)
+        missing = find_wider_rates(tried, spec)
         if not missing:
             break
         if number < WIDENINGS:
@@ -279,20 +290,22 @@ def _run_arms(
 
 
 def rank_rates(
-    scores: Mapping[str, Mapping[str, float]],
-    alarms: Mapping[str, Sequence[str]],
+    scores: Mapping[str, Mapping[int, Mapping[str, float]]],
+    alarms: Mapping[str, Iterable[str]],
     swept: Mapping[str, Sequence[float]],
     spec: Reproduction,
 ) -> list[dict[str, Any]]:
-    """Return a row per arm and learning rate with its scores and alarms; the best one is `chosen`.
+    """Return a row per arm and learning rate with its mean scores and its alarms; the best one is `chosen`.
 
-    `scores` and `alarms` have the keys `ARM-lrRATE`. Raises PracticumError if an arm has no score.
+    `scores`, by seed, and `alarms` have the keys `ARM-lrRATE`. Raises PracticumError if an arm has no score.
     """
     aim, sign = spec.aim, 1 if spec.aim_at == "highest" else -1
     rows: list[dict[str, Any]] = []
     for arm, rates in swept.items():
-        results = [(rate, scores.get(f"{arm}-lr{rate:g}", {})) for rate in rates]
-        scored = [(sign * score[aim], rate) for rate, score in results if aim in score]
+        results = [(rate, group_by_measure(scores.get(f"{arm}-lr{rate:g}", {}))) for rate in rates]
+        scored = [
+            (sign * fmean(score[aim].values()), rate) for rate, score in results if aim in score
+        ]
         if not scored:
             raise PracticumError(
                 f"no learning rate of arm {arm!r} finished a run with {aim!r}, which the sweep "
@@ -303,8 +316,12 @@ def rank_rates(
             {
                 "arm": arm,
                 "learning_rate": rate,
-                "accuracy": score.get("accuracy"),
-                aim: score.get(aim),
+                **{
+                    name: fmean(score[name].values()) if name in score else None
+                    for name in ("accuracy", aim)
+                },
+                # JSON has strings as keys.
+                "by_seed": {str(seed): value for seed, value in score.get("accuracy", {}).items()},
                 "chosen": rate == best,
                 "alarms": list(alarms.get(f"{arm}-lr{rate:g}", [])),
             }

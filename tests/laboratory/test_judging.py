@@ -1,6 +1,8 @@
 """Verdicts are computed: from numbers written by hand here, and always from all seeds."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -153,26 +155,29 @@ def test_an_arm_that_never_arrives_gives_a_lower_bound():
     ).answer == ("unresolved")
 
 
+def try_rates(scores: Mapping[float, Sequence[float | None]]) -> Results:
+    """Return the results of a sweep from the accuracies of each seed; None is a failed run."""
+    rows = []
+    for rate, values in scores.items():
+        by_seed = {str(seed): value for seed, value in enumerate(values) if value is not None}
+        mean = fmean(by_seed.values()) if by_seed else None
+        rows.append({"arm": "one", "learning_rate": rate, "accuracy": mean, "by_seed": by_seed})
+    return Results("hand", "full", [0], {}, tried=rows)
+
+
 def test_a_robust_arm_loses_little_near_its_best_learning_rate():
-    rows = [
-        {"arm": "one", "learning_rate": rate, "accuracy": score}
-        for rate, score in ((1e-3, 0.9), (3e-3, 0.85), (1e-2, 0.0), (5e-4, 0.88))
-    ]
-    found = judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
-    assert found.answer == "yes"
-    assert "0.85 to 0.90, best at 0.001" in found.text
-    edge = judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows[:3]))
+    scores = {1e-3: (0.9, 0.8), 3e-3: (0.86, 0.77), 1e-2: (0.0, 0.0), 5e-4: (0.88, 0.79)}
+    test = Robust(robust="one")
+    found = judge_test(test, try_rates(scores))
+    assert found.answer == "yes" and "0.81 to 0.85, best at 0.001" in found.text
+    edge = judge_test(test, try_rates({rate: scores[rate] for rate in (1e-3, 3e-3)}))
     assert edge.answer == "unresolved" and "no lower rate was tried" in edge.text
-    rows[1] = {**rows[1], "accuracy": 0.5}
-    assert (
-        judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer
-        == "no"
-    )
-    rows[1] = {**rows[1], "accuracy": None}
-    assert (
-        judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer
-        == "no"
-    ), "a failed run is a zero"
+    # Every seed decides: the mean loses the same, and one seed loses nothing.
+    assert judge_test(test, try_rates(scores | {3e-3: (0.5, 0.4)})).answer == "no"
+    assert judge_test(test, try_rates(scores | {3e-3: (0.1, 0.8)})).answer == "unresolved"
+    assert judge_test(test, try_rates(scores | {3e-3: (None, None)})).answer == "no"
+    one_seed = {rate: values[:1] for rate, values in scores.items()}
+    assert judge_test(test, try_rates(one_seed)).answer == "unresolved"
 
 
 def divide_flops(found: Results, arm: str, by: float) -> None:

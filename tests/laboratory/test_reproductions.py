@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -231,8 +232,21 @@ def test_each_seed_can_have_models_and_a_task_of_its_own(tmp_path):
     }
     assert len(weights) == 4
     # The sweep has a draw that never counts, and the second seed has no sweep.
-    swept = {path.parent.name for path in tmp_path.glob("*/*/draw-*/sweep")}
+    swept = {path.parent.name for path in tmp_path.glob("*/*/draw-*/sweep-1000")}
     assert swept == {"draw-1000"}
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_map_has_several_seeds_at_each_rate(tmp_path, drawn):
+    claims = [{**SMALL["claims"][0], "tests": [{"robust": "reverse"}]}]
+    arms = {name: SMALL["arms"][name] for name in ("reverse", "forward")}
+    study = {**SMALL, "arms": arms, "claims": claims}
+    study |= {"full": {"seeds": 2}, "draw_by_seed": drawn}
+    file = tmp_path / "map.yaml"
+    file.write_text(yaml.safe_dump(study))
+    tried = reproduce(file, full=True, out=tmp_path / "out").results.tried
+    assert len(tried) > 1 and all(row["by_seed"].keys() == {"1000", "1001"} for row in tried)
+    assert all(row["accuracy"] == pytest.approx(fmean(row["by_seed"].values())) for row in tried)
 
 
 def test_the_seeds_of_a_recipe_are_shifted_where_models_and_tasks_are():
@@ -296,8 +310,8 @@ def test_a_gradient_is_measured_without_training(tmp_path):
 def test_a_sweep_chooses_by_what_is_aimed_at():
     swept = {"one": (0.001, 0.01, 0.1)}
     scores = {
-        "one-lr0.001": {"accuracy": 0.5, "reverse_kl": 0.3},
-        "one-lr0.01": {"accuracy": 0.4, "reverse_kl": 0.1},
+        "one-lr0.001": {0: {"accuracy": 0.25, "reverse_kl": 0.3}, 1: {"accuracy": 0.75}},
+        "one-lr0.01": {0: {"accuracy": 0.4, "reverse_kl": 0.1}},
     }
 
     def chosen(**aim):
@@ -310,6 +324,7 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
         "arm": "one",
         "learning_rate": 0.001,
         "accuracy": 0.5,
+        "by_seed": {"0": 0.25, "1": 0.75},
         "chosen": True,
         "alarms": [],
     }
@@ -319,6 +334,7 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
         "learning_rate": 0.01,
         "accuracy": 0.4,
         "reverse_kl": 0.1,
+        "by_seed": {"0": 0.4},
         "chosen": True,
         "alarms": [],
     }
@@ -344,7 +360,7 @@ def test_a_sweep_goes_on_beyond_an_edge_that_is_best(scores, wider):
     rates = (0.002, 0.01, 0.03)
     spec = Reproduction(question="?", arms={}, claims=SMALL["claims"])
     by_rate = {
-        f"one-lr{rate:g}": {} if score is None else {"accuracy": score}
+        f"one-lr{rate:g}": {} if score is None else {0: {"accuracy": score}}
         for rate, score in zip(rates, scores, strict=True)
     }
     rows = rank_rates(by_rate, {}, {"one": rates}, spec)
