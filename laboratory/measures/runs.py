@@ -125,9 +125,7 @@ def sweep_rates(
                 for rate in several
             }
             [seed] = job.seeds
-            folder = job.folder / "-".join(
-                ["sweep", *(["wider", str(number)] if number else []), str(seed)]
-            )
+            folder = job.folder / f"sweep-{seed}{f'-wider-{number}' if number else ''}"
             finished = _run_arms(sources, folder, job, seeds=1, first=seed)
             for outcome in finished.outcomes:
                 score = _read_outcome(folder, outcome, more)
