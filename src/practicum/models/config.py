@@ -15,6 +15,9 @@ class PretrainConfig(FrozenConfig):
     steps: int = Field(default=200, ge=0)
     batch: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
+    loss: float | None = Field(
+        default=None, gt=0, description="end when the mean loss of ten steps is this or less"
+    )
 
 
 class ScratchConfig(FrozenConfig):

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 from extras import write_gguf
+from torch.nn.functional import cross_entropy
 from toy import in_check
 from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 
@@ -422,6 +424,33 @@ def test_pretraining_teaches_the_answers(tmp_path):
         for s, p in zip(samples, prompts, strict=True)
     ]
     assert sum(right) >= 7
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_pretraining_can_end_at_a_loss(tmp_path, seed):
+    prompts = [
+        Prompt(str(n), (Message("user", letter),), answer=letter * 2)
+        for n, letter in enumerate(ALPHABET)
+    ]
+
+    def measure_loss(loss: float | None) -> float:
+        folder = tmp_path / str(loss)
+        pretrain = PretrainConfig(steps=100, batch=8, learning_rate=0.01, loss=loss)
+        shape = {"hidden_size": 32, "layers": 1, "heads": 2}
+        config = ScratchConfig(**shape, seed=seed, pretrain=pretrain)
+        build_scratch_model(folder, config, ALPHABET, prompts)
+        loaded = load(ModelConfig(model=str(folder)))
+        stop = min(loaded.renderer.stop_ids)
+        losses = []
+        for prompt in prompts:
+            context = loaded.renderer.render(prompt.messages)
+            answer = [*loaded.renderer.encode(prompt.answer), stop]
+            logits = loaded.language_model.model(torch.tensor([[*context, *answer]])).logits[0]
+            losses.append(cross_entropy(logits[len(context) - 1 : -1], torch.tensor(answer)).item())
+        return fmean(losses)
+
+    ended, whole = measure_loss(1.0), measure_loss(None)
+    assert 0.4 < ended < 1.0 and whole < 0.2
 
 
 def test_pretraining_without_answers_is_refused(tmp_path):

@@ -9,10 +9,12 @@ import os
 import random
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -32,6 +34,9 @@ MAX_POSITIONS = 512
 
 MAX_TURNS = 256
 """The maximum number of turns in an expert's conversation for pretraining."""
+
+LOSSES = 10
+"""The steps whose mean loss can end pretraining."""
 
 
 def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
@@ -181,6 +186,7 @@ def _take_steps(
     wait: Wait,
 ) -> None:
     """Take the steps of pretraining on pairs of prompt and answer; the learning rate falls to 0."""
+    losses: deque[float] = deque(maxlen=LOSSES)
     for step in range(settings.steps):
         indices = torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()
         chosen = [pairs[index] for index in indices]
@@ -198,3 +204,6 @@ def _take_steps(
         loss.backward()
         optimizer.step()
         wait.advance()
+        losses.append(loss.item())
+        if settings.loss is not None and fmean(losses) <= settings.loss and len(losses) == LOSSES:
+            break
