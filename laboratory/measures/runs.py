@@ -71,15 +71,7 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
     if job.recorded:
         chosen |= {arm: best["learning_rate"] for arm, best in job.recorded.chosen.items()}
     elif swept and job.scale.sweep:
-        # A map has as many seeds at each rate as each arm has at its best rate.
-        first = job.first_seed + TUNING_SEED
-        seeds = range(first, first + (job.scale.seeds if is_map(study) else 1))
-        tunings = [(replace(job, only_seed=seed), find_model) for seed in seeds]
-        if study.spec.draw_by_seed:
-            # The folder of the whole study: no draw that counts has these models.
-            drawn = [replace(job, folder=job.folder.parent).redraw(seed) for seed in seeds]
-            tunings = [(tuning, prepare_models(tuning)) for tuning in drawn]
-        tried, failures = sweep_rates(tunings, swept, more)
+        tried, failures = sweep_rates(_list_tunings(job, find_model), swept, more)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     sources = {arm: write_arm(job, arm, chosen[arm], find_model) for arm in study.spec.arms}
     runs = folder / "runs"
@@ -99,6 +91,22 @@ def measure_with(more: ReadMore, job: ReproductionJob) -> Results:
         doctor={} if job.recorded else _examine_arms(sources, job),
         failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in failures],
     )
+
+
+def _list_tunings(
+    job: ReproductionJob, find_model: FindModel
+) -> list[tuple[ReproductionJob, FindModel]]:
+    """Return a job for each seed of the sweep, with its models.
+
+    A map has as many seeds at each rate as each arm has at its best rate.
+    """
+    start = job.first_seed + TUNING_SEED
+    seeds = range(start, start + (job.scale.seeds if is_map(job.study) else 1))
+    if not job.study.spec.draw_by_seed:
+        return [(replace(job, only_seed=seed), find_model) for seed in seeds]
+    # The folder of the whole study: no draw that counts has these models.
+    tunings = [replace(job, folder=job.folder.parent).redraw(seed) for seed in seeds]
+    return [(tuning, prepare_models(tuning)) for tuning in tunings]
 
 
 def sweep_rates(
