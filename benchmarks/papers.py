@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import describe_machine
+from practicum.errors import PracticumError
 from practicum.recipe import (
     SWITCH,
     WORDS,
@@ -57,12 +58,19 @@ def main() -> None:
     runs: list[tuple[str, bool]] = [(name, False) for name in names if options.only != "controls"]
     if options.only != "recipes":
         runs += [(name, True) for name in find_different_controls(names)]
+    failures = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for number, line in enumerate(
-            pool.map(lambda run: measure_recipe(run[0], run[1], options.seeds), runs), start=1
-        ):
+        tasks = [pool.submit(measure_recipe, name, off, options.seeds) for name, off in runs]
+        for number, task in enumerate(tasks, start=1):
+            try:
+                line = task.result()
+            except PracticumError as error:
+                failures.append(str(error))
+                continue
             keep(line)
             print(f"{number} of {len(runs)}: {json.dumps(line)}", flush=True)
+    if failures:
+        raise SystemExit("\n".join(failures))
 
 
 LIMITS = {
@@ -192,7 +200,9 @@ def _run_seed(name: str, off: bool, seed: int) -> dict[str, Any]:
             command, capture_output=True, text=True, env=environment, check=False
         )
         if ended.returncode:
-            raise SystemExit(f"{name}: exit {ended.returncode}: {ended.stderr.strip()[-400:]}")
+            raise PracticumError(
+                f"{' '.join([name, *changes])}: exit {ended.returncode}: {ended.stderr.strip()[-400:]}"
+            )
         (run,) = Path(folder).iterdir()
         timings = [
             json.loads(line)

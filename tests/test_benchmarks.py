@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import networkx
 import pytest
@@ -38,6 +39,7 @@ from benchmarks.structure import (
     find_longest_chain,
 )
 from practicum.core.plugins import list_plugins
+from practicum.errors import PracticumError
 from practicum.objective import SIGNALS
 from practicum.recipe import build_control, load_recipe
 from practicum.rollouts.annotating import NOTE_KINDS
@@ -613,6 +615,26 @@ def test_what_joins_a_reward_and_a_teacher_is_measured_without_the_teacher_too()
         if is_off or is_stale or control is None or len(line["seeds"]) == 1:
             continue
         assert off.get(papers.fingerprint(control)) == line["seeds"], name
+
+
+def test_a_recipe_that_fails_does_not_lose_the_recipes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(name: str, off: bool, seeds: Sequence[int]) -> dict[str, Any]:
+        if name == "papers/gkd":
+            raise PracticumError(f"{name}: exit 10")
+        return {"recipe": name, "seeds": seeds}
+
+    monkeypatch.setattr(papers, "measure_recipe", measure)
+    monkeypatch.setattr(papers, "LINES", tmp_path / "papers.jsonl")
+    names = ["gkd", "sft", "seqkd"]
+    monkeypatch.setattr(sys, "argv", ["papers", *names, "--only", "recipes", "--jobs", "1"])
+    with pytest.raises(SystemExit, match="papers/gkd: exit 10"):
+        papers.main()
+    assert [line["recipe"] for line in papers.read_lines().values()] == [
+        "papers/seqkd",
+        "papers/sft",
+    ]
 
 
 def test_a_control_that_two_recipes_have_is_measured_once() -> None:
