@@ -116,8 +116,8 @@ def sweep_rates(
 ) -> tuple[list[dict[str, Any]], list[FailedRun]]:
     """Run the arms at each rate, and at further rates where the best is at an edge.
 
-    `jobs` has the job of each seed of the sweep, none of which is the seed of a counted run. Returns
-    the rows of `rank_rates` and the failed runs.
+    `jobs` has the job of each seed of the sweep; no counted run has one of these seeds. Returns the rows
+    of `rank_rates` and the failed runs.
     """
     scores: dict[str, dict[int, dict[str, float]]] = {}
     alarms: dict[str, dict[str, None]] = {}

@@ -36,7 +36,7 @@ MAX_TURNS = 256
 """The maximum number of turns in an expert's conversation for pretraining."""
 
 LOSSES = 10
-"""The steps whose mean loss can end pretraining."""
+"""The number of steps for the mean loss that can end pretraining."""
 
 
 def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
