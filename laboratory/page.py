@@ -150,7 +150,7 @@ def render_study(
         lines.append(f"\n{study.spec.remarks}")
     if is_map(study):
         lines.append(
-            "\nHeld-out accuracy by learning rate, one seed each, with the alarms raised:\n\n"
+            "\nHeld-out accuracy by learning rate, mean over seeds, with the alarms raised:\n\n"
             + _render_map(study, results)
         )
     elif results.tried:
