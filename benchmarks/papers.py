@@ -65,12 +65,13 @@ def main() -> None:
             try:
                 line = task.result()
             except PracticumError as error:
-                failures.append(str(error))
+                print(f"{number} of {len(runs)}: {error}", file=sys.stderr, flush=True)
+                failures.append(runs[number - 1][0])
                 continue
             keep(line)
             print(f"{number} of {len(runs)}: {json.dumps(line)}", flush=True)
     if failures:
-        raise SystemExit("\n".join(failures))
+        raise SystemExit(f"failed: {', '.join(failures)}")
 
 
 LIMITS = {

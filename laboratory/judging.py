@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 from typing import Any, Literal
 
@@ -230,7 +231,8 @@ def _judge_rises(test: Rises, results: Results) -> Judgement:
 def _judge_cost(test: Cost, results: Results) -> Judgement:
     """Judge the ratio of two arms' spending until a level.
 
-    If the expensive arm never reaches the level, its total spending gives a lower bound.
+    If the expensive arm never reaches the level, its total spending gives a lower bound. An arm that
+    begins at the level decides nothing.
     """
     expensive = results.get_spending_until(test.cost, test.level, test.unit)
     cheap = results.get_spending_until(test.over, test.level, test.unit)
@@ -239,7 +241,11 @@ def _judge_cost(test: Cost, results: Results) -> Judgement:
     seeds = sorted(expensive.keys() & cheap.keys())
     if not seeds:
         return Judgement("missing", f"{label}: not run")
-    if any(not cheap[seed] for seed in seeds):
+    for arm, spending in ((test.cost, expensive), (test.over, cheap)):
+        if num_there := sum(spending[seed] == 0.0 for seed in seeds):
+            text = f"{label}: {arm} begins there in {num_there} of {len(seeds)} seeds"
+            return Judgement("unresolved", text)
+    if any(cheap[seed] is None for seed in seeds):
         return Judgement("unresolved", f"{label}: {test.over} does not arrive in every seed")
     ratios = [(expensive[seed] or totals[seed]) / (cheap[seed] or 1.0) for seed in seeds]
     never = sum(expensive[seed] is None for seed in seeds)
@@ -263,12 +269,19 @@ def _check_cost(test: Cost, ratios: Sequence[float], never: int) -> Answer:
 
 
 def _judge_robust(test: Robust, results: Results) -> Judgement:
-    """Judge the sweep: what an arm loses to its best learning rate, paired by seed, at the rates near it."""
+    """Judge the sweep: what an arm loses to its best learning rate, paired by seed, at the rates near it.
+
+    A failed run is a zero.
+    """
     rows = {row["learning_rate"]: row for row in results.tried if row["arm"] == test.robust}
     label = f"{test.robust}, over learning rates within a factor of {test.within:g}"
     if len(rows) < 2:
         return Judgement("missing", f"{label}: not run")
-    scores = {rate: row["accuracy"] or 0.0 for rate, row in rows.items()}
+    seeds = list(dict.fromkeys(chain.from_iterable(row["by_seed"] for row in rows.values())))
+    by_rate = {
+        rate: [row["by_seed"].get(seed, 0.0) for seed in seeds] for rate, row in rows.items()
+    }
+    scores = {rate: fmean(values) for rate, values in by_rate.items()}
     best = max(scores, key=lambda rate: scores[rate])
     # 0.1 % of tolerance: learning rates are decimal fractions, and 0.003 / 3 is not quite 0.001.
     neighbours = {
@@ -276,15 +289,12 @@ def _judge_robust(test: Robust, results: Results) -> Judgement:
         for rate, score in scores.items()
         if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
     }
-    by_seed = rows[best]["by_seed"]
     text = f"{label}: {min(neighbours.values()):.2f} to {scores[best]:.2f}, best at {best:g}"
-    # A failed run is a zero.
-    losses = {
-        rate: [by_seed[seed] - rows[rate]["by_seed"].get(seed, 0.0) for seed in by_seed]
+    intervals = [
+        t_interval([most - value for most, value in zip(by_rate[best], by_rate[rate], strict=True)])
         for rate in neighbours
         if rate != best
-    }
-    intervals = [t_interval(values) for values in losses.values()]
+    ]
     missing = [
         side
         for side, rate in (("lower", min(neighbours)), ("higher", max(neighbours)))

@@ -618,7 +618,7 @@ def test_what_joins_a_reward_and_a_teacher_is_measured_without_the_teacher_too()
 
 
 def test_a_recipe_that_fails_does_not_lose_the_recipes_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(name: str, off: bool, seeds: Sequence[int]) -> dict[str, Any]:
         if name == "papers/gkd":
@@ -629,8 +629,9 @@ def test_a_recipe_that_fails_does_not_lose_the_recipes_after_it(
     monkeypatch.setattr(papers, "LINES", tmp_path / "papers.jsonl")
     names = ["gkd", "sft", "seqkd"]
     monkeypatch.setattr(sys, "argv", ["papers", *names, "--only", "recipes", "--jobs", "1"])
-    with pytest.raises(SystemExit, match="papers/gkd: exit 10"):
+    with pytest.raises(SystemExit, match="failed: papers/gkd"):
         papers.main()
+    assert "1 of 3: papers/gkd: exit 10" in capsys.readouterr().err
     assert [line["recipe"] for line in papers.read_lines().values()] == [
         "papers/seqkd",
         "papers/sft",

@@ -309,15 +309,18 @@ def rank_rates(
     rows: list[dict[str, Any]] = []
     for arm, rates in swept.items():
         results = [(rate, group_by_measure(scores.get(f"{arm}-lr{rate:g}", {}))) for rate in rates]
+        # A rate at which fewer seeds finished is never the best.
         scored = [
-            (sign * fmean(score[aim].values()), rate) for rate, score in results if aim in score
+            (len(score[aim]), sign * fmean(score[aim].values()), rate)
+            for rate, score in results
+            if aim in score
         ]
         if not scored:
             raise PracticumError(
                 f"no learning rate of arm {arm!r} finished a run with {aim!r}, which the sweep "
                 "chooses by; look at the logs of the sweep, or write another aim"
             )
-        best = max(scored)[1]
+        best = max(scored)[-1]
         rows += [
             {
                 "arm": arm,

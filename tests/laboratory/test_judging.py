@@ -155,6 +155,18 @@ def test_an_arm_that_never_arrives_gives_a_lower_bound():
     ).answer == ("unresolved")
 
 
+@pytest.mark.parametrize("level", [0.4, 0.9])
+@pytest.mark.parametrize("arm", ["fast", "slow"])
+def test_a_student_that_begins_at_the_level_costs_nothing_and_decides_nothing(level, arm):
+    found = results(fast=[1.0] * 2, slow=[0.95] * 2)
+    curve = found.curves[arm][1]
+    curve[0] = replace(curve[0], accuracy=level)
+    for factor in (0.001, 1000):
+        judged = judge_test(Cost(cost="slow", over="fast", level=level, factor=factor), found)
+        assert judged.answer == "unresolved"
+        assert judged.text.endswith(f"{arm} begins there in 1 of 2 seeds")
+
+
 def try_rates(scores: Mapping[float, Sequence[float | None]]) -> Results:
     """Return the results of a sweep from the accuracies of each seed; None is a failed run."""
     rows = []
@@ -172,6 +184,9 @@ def test_a_robust_arm_loses_little_near_its_best_learning_rate():
     assert found.answer == "yes" and "0.81 to 0.85, best at 0.001" in found.text
     edge = judge_test(test, try_rates({rate: scores[rate] for rate in (1e-3, 3e-3)}))
     assert edge.answer == "unresolved" and "no lower rate was tried" in edge.text
+    # A failed run is a zero, also at the rate that is best without it.
+    failed = judge_test(test, try_rates(scores | {1e-3: (0.99, None)}))
+    assert "best at 0.0005" in failed.text
     # Every seed decides: the mean loses the same, and one seed loses nothing.
     assert judge_test(test, try_rates(scores | {3e-3: (0.5, 0.4)})).answer == "no"
     assert judge_test(test, try_rates(scores | {3e-3: (0.1, 0.8)})).answer == "unresolved"

@@ -329,6 +329,10 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
         "alarms": [],
     }
     assert chosen(aim="reverse_kl")["learning_rate"] == 0.001
+    failed = scores | {"one-lr0.01": {0: {"accuracy": 0.9}}}
+    spec = Reproduction(question="?", arms={}, claims=SMALL["claims"])
+    row = next(row for row in rank_rates(failed, {}, swept, spec) if row["chosen"])
+    assert row["learning_rate"] == 0.001, "at 0.01 one of two seeds failed"
     low = {
         "arm": "one",
         "learning_rate": 0.01,

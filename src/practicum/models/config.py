@@ -16,7 +16,9 @@ class PretrainConfig(FrozenConfig):
     batch: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
     loss: float | None = Field(
-        default=None, gt=0, description="end when the mean loss of ten steps is this or less"
+        default=None,
+        gt=0,
+        description="end when the mean loss of ten steps is this or less; an error if `steps` do not reach it",
     )
 
 

@@ -449,8 +449,11 @@ def test_pretraining_can_end_at_a_loss(tmp_path, seed):
             losses.append(cross_entropy(logits[len(context) - 1 : -1], torch.tensor(answer)).item())
         return fmean(losses)
 
-    ended, whole = measure_loss(1.0), measure_loss(None)
-    assert 0.4 < ended < 1.0 and whole < 0.2
+    ended, complete = measure_loss(1.0), measure_loss(None)
+    assert 0.4 < ended < 1.0 and complete < 0.2
+    with pytest.raises(DataError, match=r"mean loss of the last 10 of 100 steps is 0\.\d+; set a"):
+        measure_loss(1e-6)
+    assert not (tmp_path / "1e-06").exists()
 
 
 def test_pretraining_without_answers_is_refused(tmp_path):

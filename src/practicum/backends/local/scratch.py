@@ -185,7 +185,10 @@ def _take_steps(
     generator: torch.Generator,
     wait: Wait,
 ) -> None:
-    """Take the steps of pretraining on pairs of prompt and answer; the learning rate falls to 0."""
+    """Take the steps of pretraining on pairs of prompt and answer; the learning rate falls to 0.
+
+    Raises DataError if `settings.loss` is set and not reached.
+    """
     losses: deque[float] = deque(maxlen=LOSSES)
     for step in range(settings.steps):
         indices = torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()
@@ -204,6 +207,12 @@ def _take_steps(
         loss.backward()
         optimizer.step()
         wait.advance()
-        losses.append(loss.item())
-        if settings.loss is not None and fmean(losses) <= settings.loss and len(losses) == LOSSES:
-            break
+        if settings.loss is not None:
+            losses.append(loss.item())
+            if len(losses) == LOSSES and fmean(losses) <= settings.loss:
+                return
+    if settings.loss is not None:
+        raise DataError(
+            f"pretrain: the mean loss of the last {len(losses)} of {settings.steps} steps is "
+            f"{fmean(losses):.3g}; set a larger pretrain.steps, or pretrain.loss above it"
+        )
