@@ -7,9 +7,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from safetensors.torch import load_file
@@ -22,6 +24,7 @@ from practicum.recipe import Recipe, parse_recipe
 from practicum.runs import RunResult, run
 from practicum.runs.console import Console, SilentConsole
 from practicum.tasks.reverse import Config, build
+from practicum.training import loop
 
 ALPHABET = "abcd"
 TASK = {
@@ -249,6 +252,28 @@ def said(tmp_path: Path, *words: str) -> tuple[int, str]:
     output = tmp_path / "output"
     status = forked(command(*words), output=output)
     return status, output.read_text(encoding="utf-8")
+
+
+def wait_in_first_step() -> AbstractContextManager[object]:
+    """Let the first step say that it goes on and then wait for a signal, however fast the machine is."""
+
+    def wait(*_: object, **__: object) -> None:
+        os.write(1, b"within the step\n")
+        while True:
+            time.sleep(0.01)
+
+    return patch.object(loop, "generate_rollouts", wait)
+
+
+def interrupt_twice(pid: int, output: Path) -> int:
+    """Interrupt a fork within its step, and again once it has noted the first; return its exit status."""
+    when(output.is_file)
+    when(lambda: "within the step" in output.read_text())
+    os.kill(pid, signal.SIGINT)
+    # Two signals before the first is noted count as one.
+    when(lambda: "interrupt again" in output.read_text())
+    os.kill(pid, signal.SIGINT)
+    return exit_status(os.waitpid(pid, 0)[1])
 
 
 def when(ready: Callable[[], bool]) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,13 @@ from toy import (
     environment,
     exit_status,
     forked,
+    interrupt_twice,
     lines,
     make_model,
     rows,
     start_fork,
     toy_run,
+    wait_in_first_step,
     when,
     write_recipe,
 )
@@ -72,25 +73,9 @@ def test_a_signal_ends_the_run_after_the_step_and_the_resume_is_exact(
 def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(
     models: Path, tmp_path: Path
 ) -> None:
-    changes = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 48, "rollout.n": 200}
-    pid = start_fork(lambda: toy_run(models, tmp_path, changes), output=tmp_path / "output")
-    when((tmp_path / "toy" / "starts.jsonl").is_file)
-    time.sleep(
-        2.0
-    )  # from the file to the first step: a run that has not begun it stops at the first signal
-    os.kill(pid, signal.SIGINT)
-    when(
-        lambda: "interrupt again" in (tmp_path / "output").read_text()
-    )  # two signals within one call count as one
-    # Python drops an exception that is raised within a destructor: a user would interrupt again.
-    ended = status = attempts = 0
-    while not ended and attempts < 6000:
-        if attempts % 500 == 0:
-            os.kill(pid, signal.SIGINT)
-        time.sleep(0.01)
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        attempts += 1
-    assert ended and exit_status(status) == 130
+    with wait_in_first_step():
+        pid = start_fork(lambda: toy_run(models, tmp_path), output=tmp_path / "output")
+    assert interrupt_twice(pid, tmp_path / "output") == 130
     assert "stopped at once" in (tmp_path / "output").read_text()
     assert lines(tmp_path / "toy" / "metrics.jsonl") == 0, "the first step was still going on"
 

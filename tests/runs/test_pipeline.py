@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,10 +20,12 @@ from toy import (
     curve,
     exit_status,
     forked,
+    interrupt_twice,
     lines,
     rows,
     said,
     start_fork,
+    wait_in_first_step,
     when,
 )
 
@@ -716,20 +717,9 @@ class TestCommandLine:
         assert all(exported[name].equal(value) for name, value in last.items())
 
     def test_a_second_interrupt_names_the_stage_too(self, models: Path, tmp_path: Path) -> None:
-        slow = {
-            "name": "slow",
-            "rollout": {"max_new_tokens": 400, "n": 200},
-            "train": {"prompts_per_step": 48},
-        }
-        pid = start_fork(lambda: toy_run(toy(models, slow), tmp_path), output=tmp_path / "output")
-        when((tmp_path / "toy" / "stages" / "01-slow" / "starts.jsonl").is_file)
-        time.sleep(
-            2.0
-        )  # from the file to the first step: a run that has not begun it stops at the first signal
-        os.kill(pid, signal.SIGINT)
-        time.sleep(
-            0.5
-        )  # longer than any single call that Python cannot interrupt, in which two signals count as one
-        os.kill(pid, signal.SIGINT)
-        assert exit_status(os.waitpid(pid, 0)[1]) == 130
+        with wait_in_first_step():
+            pid = start_fork(
+                lambda: toy_run(toy(models, {"name": "slow"}), tmp_path), output=tmp_path / "output"
+            )
+        assert interrupt_twice(pid, tmp_path / "output") == 130
         assert "stage 1 of 1: slow: stopped at once" in (tmp_path / "output").read_text()
