@@ -37,8 +37,8 @@ Place = tuple[str, int, str]
 
 
 BUDGET = {
-    "lines": 96_500,
-    "lines of the core": 89_500,
+    "lines": 97_000,
+    "lines of the core": 90_000,
     "statements of the core": 43_800,
     "protocols and abstract classes": 30,
     "papers named in the core": 107,

@@ -137,6 +137,9 @@ class ReproductionArm(FrozenConfig):
     without: tuple[str, ...] = Field(
         default=(), description="stages of a pipeline that the arm leaves out"
     )
+    stages: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="changes of stages of a pipeline, by their names"
+    )
     learning_rates: tuple[float, ...] | None = Field(
         default=None, description="learning rates instead of the reproduction's"
     )
@@ -216,9 +219,13 @@ class LoadedReproduction(FrozenConfig):
         return recipe_data
 
     def build_pipeline(self, arm: str, scale: ReproductionScale) -> dict[str, Any]:
-        """Return the data of an arm that is a whole pipeline, without its left-out stages."""
-        left_out = self.spec.arms[arm].without
-        stages = [stage for stage in self.recipe["stages"] if stage["name"] not in left_out]
+        """Return the data of an arm that is a whole pipeline, with its changes of stages."""
+        changes = self.spec.arms[arm]
+        stages = [
+            merge_recipes(stage, changes.stages.get(stage["name"], {}))
+            for stage in self.recipe["stages"]
+            if stage["name"] not in changes.without
+        ]
         return {**self.build_recipe(arm, scale), "stages": stages}
 
     def digest_design(self, form: str) -> str:
@@ -233,6 +240,8 @@ class LoadedReproduction(FrozenConfig):
         settings = self.spec.model_dump(mode="json", include=names)
         for arm in settings["arms"].values():
             del arm["about"], arm["set"]
+            if not arm["stages"]:
+                del arm["stages"]
         stages = [_leave_out_words(stage) for stage in self.recipe.get("stages", ())]
         design = {**settings, "recipes": arms, "stages": stages, "sweep": scale.sweep}
         return hashlib.sha256(json.dumps(design, sort_keys=True).encode()).hexdigest()[:16]
@@ -351,13 +360,12 @@ def _check_tests(spec: Reproduction, source: str) -> None:
 
 
 def _check_stages(spec: Reproduction, stages: Sequence[str], source: str) -> None:
-    """Raise RecipeError if an arm leaves out an unknown stage."""
+    """Raise RecipeError if an arm leaves out or changes an unknown stage."""
     for arm, settings in spec.arms.items():
-        for name in settings.without:
+        for name in (*settings.without, *settings.stages):
             if name not in stages:
                 raise RecipeError(
-                    f"{source}: arms.{arm}.without: no stage named {name!r}; "
-                    f"{suggest_name(name, stages)}"
+                    f"{source}: arms.{arm}: no stage named {name!r}; {suggest_name(name, stages)}"
                 )
 
 

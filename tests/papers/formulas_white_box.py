@@ -247,13 +247,8 @@ def scope(case: Case) -> Tensor:
 
 
 def paced(case: Case) -> Tensor:
-    """2603.11178: p (1 - p) times forward KL in the first half of the run and reverse KL in the second."""
-    divergence = forward if case.step <= 20 else reverse
-    losses = []
-    for group in case.groups():
-        p = sum(row.reward >= 1 for row in group) / len(group)
-        losses += [p * (1 - p) * divergence(token) for row in group for token in row.tokens]
-    return total(losses) / case.count
+    """2603.11178: forward KL in the first half of the run, reverse KL in the second; p (1 - p) chooses the prompts."""
+    return case.token_mean(forward if case.step <= 20 else reverse)
 
 
 def fast_opd(case: Case) -> Tensor:

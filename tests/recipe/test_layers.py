@@ -25,7 +25,7 @@ OWN: dict[str, Any] = {
 PRETRAINED = SETTINGS[2]
 
 METHOD_KEYS = {
-    "train": {"updates_per_step", "epochs"},
+    "train": {"updates_per_step", "epochs", "curriculum"},
     "rollout": {
         "source",
         "n",

@@ -6,7 +6,7 @@ from practicum.objective import VERIFIER, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig
 from practicum.ports.notes import NoteConfig
 from practicum.ports.scoring import ScorerSettings
-from practicum.recipe.sections import RolloutConfig
+from practicum.recipe.sections import RolloutConfig, TrainConfig
 from practicum.rollouts import SourceConfig
 from practicum.rollouts.fields import ROLLOUT_FIELDS
 
@@ -222,6 +222,16 @@ def find_segment_problems(rollout: RolloutConfig) -> list[str]:
             "with the newest weights; set max_staleness: 0, or leave segment_tokens out"
         )
     return problems
+
+
+def find_curriculum_problems(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
+    """Return the settings that are incompatible with prompts chosen by the newest answers."""
+    if rollout.max_staleness and train.curriculum is not None and train.curriculum.run is None:
+        return [
+            f"{STALENESS} is {rollout.max_staleness}, and train.curriculum chooses prompts by the "
+            "newest answers; set max_staleness: 0, or give the run whose answers count"
+        ]
+    return []
 
 
 def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[str]:

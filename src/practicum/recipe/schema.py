@@ -23,6 +23,7 @@ from practicum.recipe.possible import (
     STALENESS,
     find_anchor_problems,
     find_capability_problems,
+    find_curriculum_problems,
     find_engine_problems,
     find_note_problems,
     find_scorer_problems,
@@ -192,6 +193,7 @@ class Recipe(FrozenConfig):
             self.notes, self.scorers, self.teacher, self.reference, self.rollout
         )
         problems += find_segment_problems(self.rollout)
+        problems += find_curriculum_problems(self.rollout, self.train)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         if self.train.metric_for_best_model is not None and (

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin
+from practicum.models.config import FinishedStage
 from practicum.models.starting_values import CAREFUL
 from practicum.ports import AdamParams
 from practicum.rollouts import SourceChoice
@@ -191,6 +192,42 @@ class Prices(FrozenConfig):
         }
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+Power = Annotated[float, Field(ge=0)]
+
+
+class CurriculumConfig(FrozenConfig):
+    """The prompts to learn from, by their pass rate: the share of right answers."""
+
+    run: FinishedStage | None = Field(
+        default=None,
+        description="the stage whose answers count, as `{model: {stage: NAME}}`, or the folder of a "
+        "run; none: the student's answers in this run, up to the newest step",
+    )
+    pass_rate: tuple[Share, Share] = Field(
+        default=(0.0, 1.0), description="lowest and highest pass rate of a prompt"
+    )
+    rise: float | None = Field(
+        default=None,
+        description="most by which the pass rate of the second half of the answers exceeds that of "
+        "the first half; none: any",
+    )
+    powers: tuple[Power, Power] = Field(
+        default=(0.0, 0.0),
+        description="(a, b): a prompt with pass rate p is drawn in proportion to p^a (1 - p)^b; "
+        "(0, 0): each prompt once per epoch",
+    )
+
+    @model_validator(mode="after")
+    def _check_range(self) -> "CurriculumConfig":
+        low, high = self.pass_rate
+        if low > high:
+            raise ValueError(f"pass_rate: {low} to {high} is no range; set for example [0, 0.9]")
+        if (low, high, self.rise, *self.powers) == (0.0, 1.0, None, 0.0, 0.0):
+            raise ValueError("it keeps every prompt; set pass_rate, rise or powers")
+        return self
+
+
 class TrainConfig(FrozenConfig):
     """The length of a run, the size of a step, and checkpoints."""
 
@@ -200,6 +237,10 @@ class TrainConfig(FrozenConfig):
         default=1, ge=1, description="optimizer steps (mini-batches) per training step"
     )
     epochs: int = Field(default=1, ge=1, description="passes over the rollouts of a step")
+    curriculum: CurriculumConfig | None = Field(
+        default=None,
+        description="prompts by their pass rate: see [curricula](pipelines.md#prompts-of-a-stage)",
+    )
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="steps between checkpoints; the last step is always saved"
     )

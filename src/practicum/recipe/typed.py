@@ -285,6 +285,7 @@ class TrainSection(TypedDict, total=False):
     prompts_per_step: int
     updates_per_step: int
     epochs: int
+    curriculum: Mapping[str, Any] | None
     checkpoint_every: int | None
     keep_checkpoints: int
     metric_for_best_model: Literal["accuracy", "reverse_kl"] | None

@@ -68,7 +68,7 @@ from practicum.runs.opening import (
 )
 from practicum.runs.row_texts import describe_texts
 from practicum.runs.scoring import ScorerBuilder, ScorerInfo, build_notes
-from practicum.runs.unfinished import load_archive, open_segments
+from practicum.runs.unfinished import load_archive, load_curriculum, open_segments
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
@@ -361,6 +361,7 @@ class _Assembly(TeacherServices):
         models = {"teacher": teacher} | ({} if reference is None else {"reference": reference})
         prompts, too_long = split_training_prompts(task, student, recipe)
         archive, tape = load_archive(recipe, prompts, student.renderer)
+        curriculum, earlier_run = load_curriculum(recipe, prompts)
         schedule_state = ScheduleState(recipe.schedules, recipe.train.steps)
         evaluation = build_evaluation_settings(recipe, task, student)
         heldout = evaluation.prompts if evaluation else ()
@@ -370,6 +371,7 @@ class _Assembly(TeacherServices):
                 "heldout": digest_prompts(heldout),
                 **digest_tools(student.renderer.tools),
                 **tape,
+                **earlier_run,
             }
         )
         settings = build_step_settings(recipe, schedule_state, student.renderer.stop_ids)
@@ -385,6 +387,7 @@ class _Assembly(TeacherServices):
             notes=build_notes(recipe, student.renderer, task, models, self.build_role),
             archive=archive,
             segments=open_segments(recipe, task),
+            curriculum=curriculum,
             ledger=ledger,
         )
         return RunComponents(

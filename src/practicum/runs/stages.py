@@ -40,10 +40,13 @@ log = logging.getLogger(__name__)
 BASE = "base"
 """The name of the recipe's own student, from which a stage may start and which may teach."""
 
+START = "start"
+"""The name that stands for the stage from whose student a stage starts."""
+
 PIPELINE_KEYS = ("name", *WORDS)
 """The keys that describe the pipeline itself; no stage inherits them."""
 
-MODELS = ("student", "teacher", "reference", "scorers", "notes", "task")
+MODELS = ("student", "teacher", "reference", "scorers", "notes", "task", "train")
 """The sections of a recipe that name models."""
 
 PLACEHOLDER = "stage:"
@@ -261,7 +264,11 @@ def _build_stage(
         and student.get("model") == base.get("model")
     ):
         stage["student"] = {**student, "model": {"stage": start}}
-    return Stage(index + 1, name, start, stage)
+
+    def name_start(model: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"stage": start} if model == {"stage": START} else model
+
+    return Stage(index + 1, name, start, _replace_models(stage, name_start))
 
 
 def _is_pipeline_override(text: str) -> bool:
@@ -275,10 +282,10 @@ def _list_stage_problems(
 ) -> Iterator[str]:
     """Yield the problems of a stage that an ordinary recipe cannot have."""
     student, name = stage.data.get("student"), entry.get("name")
-    if not isinstance(name, str) or not STAGE_NAME.fullmatch(name) or name == BASE:
+    if not isinstance(name, str) or not STAGE_NAME.fullmatch(name) or name in (BASE, START):
         yield (
             f"name: {name!r} cannot name a stage; use letters, digits, '_' and '-', "
-            "at most 60, not 'base'"
+            "at most 60, not 'base' or 'start'"
         )
     if stage.name in names[: stage.number - 1]:
         yield f"name: an earlier stage already has the name {stage.name!r}; names must be unique"

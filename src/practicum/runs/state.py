@@ -56,6 +56,8 @@ def restore(
     parts = components.parts
     if parts.segments is not None:
         parts.segments.load_state(checkpoint.state.get("open_answers", []), parts.prompts)
+    if parts.curriculum is not None:
+        parts.curriculum.load_state(checkpoint.state.get("curriculum", {}))
     if recipe.rollout.source.replays:
         rows = folders.read_rows(run_dir.rollouts_jsonl, folders.shapes.ROLLOUT)
         parts.archive.restore(rows, parts.prompts, step)
@@ -87,6 +89,8 @@ def prepare_save(  # noqa: PLR0913  (the parts of a run's state)
     segments = components.parts.segments
     if segments is not None:
         state["open_answers"] = segments.save_state()
+    if (curriculum := components.parts.curriculum) is not None:
+        state["curriculum"] = curriculum.save_state()
     backend, student, journals = components.backend, components.student, records.record()
     if is_copied:
         tensors = {role: copy_to_host(named) for role, named in tensors.items()}

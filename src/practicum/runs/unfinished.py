@@ -1,5 +1,6 @@
 """The rollouts from before a step: recorded rollouts, rollouts to replay, and unfinished answers."""
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,10 @@ from practicum.ports import (
 from practicum.recipe import Recipe
 from practicum.rollouts import RolloutArchive, Segments
 from practicum.text import Renderer
+from practicum.training.curriculum import Curriculum
 from practicum.types import Prompt, Rollout
+
+log = logging.getLogger(__name__)
 
 
 def open_segments(recipe: Recipe, task: Task) -> Segments | None:
@@ -35,3 +39,25 @@ def load_archive(
     if tape is None:
         return RolloutArchive(newest), {}
     return RolloutArchive(newest, tape.rollouts), {"tape": digest_file(tape.file)}
+
+
+def load_curriculum(
+    recipe: Recipe, prompts: Sequence[Prompt]
+) -> tuple[Curriculum | None, dict[str, str]]:
+    """Return the curriculum, if any, and the digest of the earlier run that it reads, if any."""
+    config = recipe.train.curriculum
+    if config is None:
+        return None, {}
+    curriculum = Curriculum(
+        prompts, *config.pass_rate, config.rise, config.powers, is_live=config.run is None
+    )
+    if config.run is None:
+        return curriculum, {}
+    folder, name = Path(recipe.base_dir) / Path(config.run.model).expanduser(), "rollouts.jsonl"
+    # The folder of a run, or of its student.
+    path = folder / name if (folder / name).is_file() else folder.parent / name
+    curriculum.read_run(path)
+    log.info(
+        f"curriculum: {len(curriculum.list_chosen())} of {len(prompts)} prompts, by the answers in {path}"
+    )
+    return curriculum, {"curriculum": digest_file(path)}

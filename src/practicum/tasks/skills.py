@@ -39,6 +39,9 @@ SKILLS: Mapping[str, Skill] = {
 cabd, bcad, ddccaabb, dcabbacd, cab, dddd.
 """
 
+EASIER = "easier"
+"""The privileged field with a question that has the same answer: to copy it."""
+
 
 class Config(TaskConfig):
     """The skills, and the words: their letters, and their lengths from `shortest` to `longest`."""
@@ -97,7 +100,12 @@ def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -
         for skill in skills:
             text = f"{skill}: {word}"
             answer = SKILLS[skill](word, alphabet)
-            prompts.append(Prompt(text, (Message("user", text),), answer=answer, domain=skill))
+            easier = {EASIER: f"copy: {answer}"}
+            prompts.append(
+                Prompt(
+                    text, (Message("user", text),), answer=answer, privileged=easier, domain=skill
+                )
+            )
     return prompts
 
 

@@ -34,6 +34,7 @@ from practicum.rollouts import (
 )
 from practicum.text import Renderer
 from practicum.training.candidates import attach_candidates
+from practicum.training.curriculum import Curriculum
 from practicum.training.judging import add_judgements, fit_scorers
 from practicum.training.observing import accumulate_gradient
 from practicum.types import (
@@ -73,8 +74,8 @@ class StepComponents:
 
     `sampler` samples with the student's weights at the time of each call. `scorers` judge the
     rollouts in addition to the task's verifier, and `notes` are written about them. `traffic` has
-    the turns of users, and `segments` the answers that continue in a later step. `ledger` counts
-    tokens, FLOPs and bytes.
+    the turns of users, `segments` the answers that continue in a later step, and `curriculum`
+    chooses among the prompts. `ledger` counts tokens, FLOPs and bytes.
     """
 
     student: TrainingClient
@@ -89,6 +90,7 @@ class StepComponents:
     archive: RolloutArchive = field(default_factory=RolloutArchive)
     traffic: Traffic | None = None
     segments: Segments | None = None
+    curriculum: Curriculum | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -147,7 +149,9 @@ def generate_rollouts(
     The rollouts include the client's candidates if a teacher needs them. `lock` is held while notes
     are made, because notes may ask a teacher.
     """
-    prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
+    name = (settings.seed, step, settings.prompts_per_step)
+    curriculum = parts.curriculum
+    prompts = curriculum.select(*name) if curriculum else select_prompts(parts.prompts, *name)
     batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)
     writers = RolloutWriters(
         client,
@@ -220,6 +224,8 @@ def update_student(
         judged = fit_scorers(parts.scorers, rollouts)
     for follower in parts.followers.values():
         follower.after_step(step, datums)
+    if parts.curriculum is not None:
+        parts.curriculum.observe(rollouts)
     timer.end_phase("update")
     inject_fault("update")
     metrics = {
@@ -424,6 +430,8 @@ def _measure_waiting(
     metrics: Metrics = {}
     if parts.traffic is not None:
         metrics |= parts.traffic.measure(step, settings.prompts_per_step)
+    if parts.curriculum is not None:
+        metrics["curriculum/prompts"] = float(len(parts.curriculum.list_chosen()))
     return metrics if parts.segments is None else metrics | parts.segments.measure(rollouts, step)
 
 
