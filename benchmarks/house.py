@@ -39,7 +39,7 @@ Place = tuple[str, int, str]
 BUDGET = {
     "lines": 97_000,
     "lines of the core": 90_000,
-    "statements of the core": 43_800,
+    "statements of the core": 44_000,
     "protocols and abstract classes": 30,
     "papers named in the core": 107,
     "files on the longest import chain": 44,

@@ -74,10 +74,11 @@ def main() -> None:
             print(*facts, flush=True)
     # Where a setup was judged again, its last line counts.
     _write_lines(path, stored)
+    # A faulty setup is compared with its twin, which a partial run may not have.
+    together = {row["name"]: row for row in read_rows()} | stored
     if options.record:
-        recorded = {row["name"]: row for row in read_rows()}
-        _write_lines(ROWS, recorded | stored)
-    rows = list(stored.values())
+        _write_lines(ROWS, together)
+    rows = list(together.values())
     print(render_verdicts(rows), render_faults(rows), sep="\n\n")
 
 

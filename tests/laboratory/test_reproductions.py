@@ -395,7 +395,13 @@ def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
         "stages": STAGES,
         "arms": {
             "whole": {"about": "both"},
-            "without_first": {"about": "one", "without": ["first"]},
+            "without_first": {
+                "about": "one, two steps longer",
+                "without": ["first"],
+                "stages": {
+                    "second": {"monitors": {"M31": {"action": "off"}}, "train": {"steps": 2}}
+                },
+            },
         },
         "claims": [{**SMALL["claims"][0], "tests": [test, {**test, "at": "equal_flops"}]}],
     }
@@ -406,7 +412,7 @@ def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
         {name: by_seed[0] for name, by_seed in results.readings[arm].items()}
         for arm in found.study.spec.arms
     )
-    assert (whole["steps/first"], whole["steps/second"], one["steps/second"]) == (3, 1, 1), (
+    assert (whole["steps/first"], whole["steps/second"], one["steps/second"]) == (3, 1, 2), (
         "the monitor ends the second"
     )
     assert "steps/first" not in one and {"after/second", "reverse_kl", "length"} <= one.keys()
@@ -439,7 +445,7 @@ def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
     file.write_text(yaml.safe_dump(data))
     with pytest.raises(
         RecipeError,
-        match=r"arms.without_first.without: no stage named 'frist'; did you mean 'first'",
+        match=r"arms.without_first: no stage named 'frist'; did you mean 'first'",
     ):
         load_reproduction(file)
 

@@ -383,21 +383,38 @@ def selectkd(case: Case) -> Tensor:
     )
 
 
+def drawn(token: Token, uniform: float) -> int:
+    """Return the token of the learner at which its cumulative probability passes a random number."""
+    passed = 0.0
+    for v, p in enumerate(sg(token.S).exp().tolist()):
+        passed += p
+        if passed > uniform:
+            return v
+    return len(token.S) - 1
+
+
 def hpd(case: Case) -> Tensor:
-    """Forward and reverse KL in equal parts at the states of the dataset."""
-    return case.token_mean(lambda token: 0.5 * forward(token) + 0.5 * reverse(token))
+    """2604.20244 as released: the expert's token y, and a sampled token w where the student has too much probability."""
+
+    def loss(token: Token) -> Tensor:
+        w = drawn(token, float(token.uniforms[0]))
+        expert = probability(token.lS) * (number(token.lT) - number(token.lS))
+        other = probability(token.S[w]) * (number(token.T[w]) - number(token.S[w]))
+        counts = expert
+        if expert > 0:
+            counts += probability(token.lT)
+            if other < 0:
+                counts += probability(token.lT)
+        result = -counts * token.lS
+        if w != token.id and other < 0:
+            result = result - other * token.S[w]
+        return result
+
+    return case.token_mean(loss)
 
 
 def async_opd(case: Case) -> Tensor:
     """2606.24143: the mean over 16 tokens drawn from the learner, with the learner's own log-probability in the advantage."""
-
-    def drawn(token: Token, uniform: float) -> int:
-        passed = 0.0
-        for v, p in enumerate(sg(token.S).exp().tolist()):
-            passed += p
-            if passed > uniform:
-                return v
-        return len(token.S) - 1
 
     def loss(token: Token) -> Tensor:
         draws = [drawn(token, float(uniform)) for uniform in token.uniforms[:16]]

@@ -10,7 +10,15 @@ from toy import assert_same_run, forked, rows, toy_data, toy_recipe, toy_run
 
 from practicum.errors import NumericError, RecipeError
 from practicum.recipe import parse_recipe, resolve_recipe
-from practicum.recipe.schedule import Adaptive, Cosine, Linear, ScheduleState, Switch, compute_value
+from practicum.recipe.schedule import (
+    Adaptive,
+    Cosine,
+    Linear,
+    ScheduleState,
+    Staircase,
+    Switch,
+    compute_value,
+)
 
 NO_MODELS = Path("models")
 
@@ -110,7 +118,12 @@ WRONG = [
     ),
     (
         {"schedules": {"rollout.n": "wavy(1, 0)"}},
-        "no schedule named 'wavy'; known: linear, cosine, switch, adaptive",
+        "no schedule named 'wavy'; known: linear, cosine, switch, adaptive, staircase",
+    ),
+    (
+        {"objective": {"coefficient": "staircase(1, 0)"}},
+        r"objective.losses.0.coefficient needs evaluations .*; set evaluation.every: 1 and "
+        "evaluation.prompts: 64",
     ),
     ({"rollout.max_new_tokens": "linear(4, -1)"}, "max_new_tokens.*greater than or equal to 1"),
 ]
@@ -138,6 +151,24 @@ def test_an_adaptive_number_follows_the_metric_by_taids_rule() -> None:
     again = ScheduleState({"x": Adaptive(start=0.4, end=1.0, rate=0.1, momentum=0.5)}, 10)
     again.load_state(courses.save_state())
     assert again.compute_numbers(4) == courses.compute_numbers(4)
+
+
+def test_a_staircase_rises_when_the_heldout_metric_stops_falling() -> None:
+    """As released for DistiLLM: by 0.1 whenever the loss is not below that of the last rise, plus a tolerance."""
+    courses = ScheduleState({"x": Staircase(start=0.0, end=0.25, tolerance=-0.1)}, 10)
+    heights = []
+    for loss in (2.0, None, 1.5, 1.95, None, 1.8, 1.86, 3.0, 9.0):
+        courses.update({"loss": 0.0} if loss is None else {"heldout_reverse_kl": loss})
+        heights.append(round(courses.compute_numbers(2)["x"], 9))
+    assert heights == [0.0, 0.0, 0.0, 0.1, 0.1, 0.1, 0.2, 0.25, 0.25]
+    falling = ScheduleState({"x": Staircase(start=1.0, end=0.0, by=0.7)}, 10)
+    for _ in range(3):
+        falling.update({"heldout_reverse_kl": 1.0})
+    assert falling.compute_numbers(2)["x"] == 0.0
+    with pytest.raises(NumericError, match="x adapts to the metric 'heldout_typo'"):
+        ScheduleState({"x": Staircase(start=0.0, end=1.0, metric="heldout_typo")}, 10).update(
+            {"heldout_reverse_kl": 1.0}
+        )
 
 
 def test_a_metric_that_nobody_measures_is_named() -> None:

@@ -1,7 +1,7 @@
 """Every source of rollouts: the author of each token, its log-probabilities, and the limit cases of each source."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from practicum.rollouts import (
     RolloutBatch,
     RolloutWriters,
     SourceChoice,
+    add_rewards,
     collect_rollouts,
     sample_rollouts,
 )
@@ -105,6 +106,7 @@ def write(built: RunComponents) -> Write:
             built.parts.renderer,
             archive or RolloutArchive(),
             reference=built.parts.reference,
+            task=built.parts.task,
         )
         settings = SamplingParams(**{"max_new_tokens": LIMIT, "stop_ids": stops, **params})
         return collect_rollouts(
@@ -300,6 +302,29 @@ def test_several_are_joined_in_the_order_in_which_they_are_named(
     assert [rollout.source for rollout in alone] == ["dataset", "reference"] * 3
 
 
+def test_with_a_filter_the_others_answer_only_prompts_that_the_student_fails(
+    built: RunComponents, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The untrained student is never right.
+    reward = lambda task, rollout: float(rollout.tokens.sum() % 4 == 0)  # noqa: E731
+    monkeypatch.setattr(type(built.parts.task), "reward", reward)
+    prompts = [*built.parts.prompts[:24], built.parts.prompts[0]]
+    everywhere = add_rewards(write("join(teacher, 2)", prompts=prompts, n=4), built.parts.task)
+    groups = [everywhere[place : place + 6] for place in range(0, len(everywhere), 6)]
+    expected = [
+        rollout
+        for group in groups
+        for rollout in group
+        if rollout.source == "student" or all(row.reward == 0 for row in group[:4])
+    ]
+    filtered = write("join(teacher, 2, filter=failed_group)", prompts=prompts, n=4)
+    assert len(filtered) < len(everywhere) and {row.source for row in filtered} == {
+        "student",
+        "teacher",
+    }
+    assert_equal(add_rewards(filtered, built.parts.task), expected)
+
+
 def test_the_reference_writes_what_the_student_once_would_have(
     built: RunComponents, write: Write
 ) -> None:
@@ -459,6 +484,24 @@ def test_replayed_rollouts_are_those_of_earlier_steps_only(write: Write) -> None
         )
 
 
+def test_a_part_of_the_students_share_is_replayed_from_a_full_buffer(
+    write: Write, built: RunComponents
+) -> None:
+    source, prompts = "mix(student=0.6, other=dataset, replay=0.5)", built.parts.prompts[:40]
+    archive = RolloutArchive(deque(maxlen=60))
+    plain = write("mix(student=0.6, other=dataset)", prompts=prompts, n=10, step=3)
+    # The buffer is not full before, so the first step is as without it.
+    assert_equal(write(source, prompts=prompts, n=10, step=3, archive=archive), plain)
+    assert len(archive.newest) == 60
+    counts = Counter(
+        "replay" if rollout.policy_version == 2 else rollout.source
+        for rollout in write(source, prompts=prompts, n=10, step=4, archive=archive)
+    )
+    for name, share in (("student", 0.3), ("replay", 0.3), ("dataset", 0.4)):
+        tolerance = 4 * math.sqrt(share * (1 - share) / 400)
+        assert counts[name] / 400 == pytest.approx(share, abs=tolerance)
+
+
 def test_nothing_is_remembered_unless_it_is_replayed(write: Write) -> None:
     archive = RolloutArchive()
     write("student", archive=archive)
@@ -468,9 +511,10 @@ def test_nothing_is_remembered_unless_it_is_replayed(write: Write) -> None:
 MISTAKES = {
     "studnet": r"rollout\.source: no source named 'studnet'; did you mean 'student'",
     "mix(0.5, teecher)": r"rollout\.source\.other: .*'teacher'.*\(given: 'teecher'\)",
-    "mix(lambda=0.5)": r"source 'mix' has no parameter 'lambda'; known: other, student",
+    "mix(lambda=0.5)": r"source 'mix' has no parameter 'lambda'; known: other, replay, student",
     "mix(1.5)": r"rollout\.source\.student: .*less than or equal to 1 \(given: 1\.5\)",
     "join(replay)": r"rollout\.source\.other: .*'dataset', 'teacher' or 'reference'",
+    "join(teacher, student=0, filter=failed_group)": r"reads the student's answers",
     "join(teacher+teacher)": r"source\.other: .*or several joined by \+, each once",
     "join(teacher, student=-1)": r"source\.student: .*greater than or equal to 0",
     "reference": r"needs a reference, and the recipe has none; set reference: \{type: self",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from practicum.recipe import Recipe
-from practicum.recipe.schedule import Adaptive, evaluate_schedules
+from practicum.recipe.schedule import Following, evaluate_schedules
 
 HEIGHT, WIDTH = 6, 60
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -22,7 +22,7 @@ def draw_schedules(recipe: Recipe) -> list[str]:
     for path, values in courses.items():
         schedule = recipe.schedules.get(path)
         note = ""
-        if isinstance(schedule, Adaptive):
+        if isinstance(schedule, Following):
             note = f" (adapts to {schedule.metric}, towards {schedule.end:g})"
         lines += [f"{path}{note}", *draw_chart(values), ""]
     return lines[:-1]

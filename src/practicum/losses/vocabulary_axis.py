@@ -21,7 +21,7 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.support import floor_buckets
 from practicum.losses.support import share_pair, share_support
 from practicum.losses.tokens import TermValues, TokenBatch
-from practicum.objective.distribution import TeacherDistribution
+from practicum.objective.distribution import DrawnTokens, TeacherDistribution
 from practicum.objective.signal_call import SignalCall, TopK
 from practicum.objective.spec import Objective, Term
 from practicum.objective.target_call import TargetCall
@@ -253,7 +253,7 @@ def _compile_loss(term: Term) -> LossFunction:
     if term.on_sampled_token:
         return lambda models, batch, logprobs, divergence: logprobs
     if term.signal.drawn:
-        return _compile_monte_carlo(term)
+        return _compile_drawn(term)
     if not term.gradient.pathwise:
         return _compile_sum_over_candidates(term)
     clip = term.clip
@@ -271,9 +271,9 @@ def _compile_loss(term: Term) -> LossFunction:
     return clip_divergence
 
 
-def _compile_monte_carlo(term: Term) -> LossFunction:
-    """Return the score function over tokens drawn from the student (AsyncOPD 2606.24143)."""
-    count, compute_advantage = term.signal.drawn, term.compute_advantage
+def _compile_drawn(term: Term) -> LossFunction:
+    """Return the signal's loss of tokens that are drawn from the student."""
+    signal, compute_advantage = term.signal, term.compute_advantage
 
     def compute(
         models: Models, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
@@ -283,12 +283,11 @@ def _compile_monte_carlo(term: Term) -> LossFunction:
         with torch.no_grad():
             cumulative = student.double().exp().cumsum(dim=-1)
             # The last entry of a rounded sum is not exactly 1, so the draws are scaled to it.
-            draws = batch.draws[:, :count].to(cumulative) * cumulative[:, -1:]
+            draws = batch.draws[:, : signal.drawn].to(cumulative) * cumulative[:, -1:]
             ids = torch.searchsorted(cumulative, draws, right=True)
             ids = ids.clamp_max(student.shape[-1] - 1)
-        draw_logprobs = student.gather(-1, ids)
-        advantage = compute_advantage(draw_logprobs.detach(), teacher.gather(-1, ids))
-        return -(advantage * draw_logprobs).mean(dim=-1)
+        sample = DrawnTokens(student, teacher, batch.tokens, ids, compute_advantage)
+        return signal.compute_drawn_loss(sample)
 
     return compute
 

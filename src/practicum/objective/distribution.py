@@ -1,6 +1,6 @@
 """A teacher's distributions at T tokens, and their comparison with the student's by a signal."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -66,6 +66,20 @@ class SignalComparison:
     def contributions(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the divergence's contribution of each candidate with these log-probabilities."""
         return self.divergence.contributions(student, teacher, self.parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """K more tokens drawn from the student at each of T tokens, with both models' log-probabilities.
+
+    `compute_advantage` computes the term's advantage from log-probabilities of student and teacher.
+    """
+
+    student: Float[Tensor, "T V"]
+    teacher: Float[Tensor, "T V"]
+    tokens: Int[Tensor, " T"]
+    ids: Int[Tensor, "T K"]
+    compute_advantage: Callable[[Tensor, Tensor], Tensor]
 
 
 def check_shape(what: str, values: object, shape: tuple[int, ...]) -> None:

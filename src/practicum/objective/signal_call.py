@@ -19,6 +19,7 @@ from practicum.core.plugins import PLUGIN_KEY, read_part
 from practicum.functional.divergence_entry import DIVERGENCES
 from practicum.objective.distribution import (
     EXAMPLE,
+    DrawnTokens,
     SignalComparison,
     TeacherDistribution,
     check_shape,
@@ -207,6 +208,10 @@ class SignalCall(Call):
 
         It is called if `compares` is True.
         """
+        raise NotImplementedError
+
+    def compute_drawn_loss(self, sample: DrawnTokens) -> Float[Tensor, " T"]:
+        """Return the loss at each token. It is called if `drawn` is not 0."""
         raise NotImplementedError
 
     def compute_fixed_advantage(self, logprobs: Float[Tensor, " T"]) -> Float[Tensor, " T"] | None:

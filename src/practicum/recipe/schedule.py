@@ -2,7 +2,7 @@
 
 A schedule replaces the number, `coefficient: linear(0.005, 0.001)`, or as a named argument
 of a call, `log_linear(teacher=1, student=linear(0.5, 0))`. Its value depends on the step, and for
-`adaptive` on the metrics of earlier steps.
+`adaptive` and `staircase` on the metrics of earlier steps.
 """
 
 import math
@@ -16,6 +16,9 @@ from practicum.errors import NumericError
 
 SCHEDULED = ("objective", "rollout", "optimizer")
 """The sections of a recipe with numbers that may change."""
+
+HELDOUT = "heldout_"
+"""The beginning of the metrics that only steps with an evaluation have."""
 
 
 class Linear(Call):
@@ -49,8 +52,7 @@ class Adaptive(Call):
     """From `start` towards `end` as a metric moves: TAID's rule (2501.16937, algorithm 1).
 
     Each step covers `rate * sigmoid(m)` of the remaining distance. m is the running mean (with
-    `momentum`) of the metric's relative fall, or with `on` rising of its rise (DistiLLM
-    2402.03898).
+    `momentum`) of the metric's relative fall, or with `on` rising of its rise.
     """
 
     type: Literal["adaptive"] = "adaptive"
@@ -61,10 +63,52 @@ class Adaptive(Call):
     metric: str = "loss"
     on: Literal["falling", "rising"] = "falling"
 
+    def move(self, state: dict[str, float], measured: float) -> None:
+        """Move the value in `state` by a new measurement."""
+        if "previous" in state:
+            fall = (state["previous"] - measured) / (abs(state["previous"]) + 1e-12)
+            change = fall if self.on == "falling" else -fall
+            state["momentum"] = self.momentum * state["momentum"] + (1.0 - self.momentum) * change
+            # The sigmoid is saturated at 50; larger momenta would overflow `exp`.
+            share = self.rate / (1.0 + math.exp(-max(min(state["momentum"], 50.0), -50.0)))
+            state["value"] += share * (self.end - state["value"])
+        state["previous"] = measured
 
-AnySchedule = Linear | Cosine | Switch | Adaptive
 
-SCHEDULES = {"linear": Linear, "cosine": Cosine, "switch": Switch, "adaptive": Adaptive}
+class Staircase(Call):
+    """From `start` towards `end`, by `by` at each measurement of a metric that is not below the last
+    step's by more than `-tolerance`, beginning with the first measurement (DistiLLM 2402.03898).
+    """
+
+    type: Literal["staircase"] = "staircase"
+    start: float
+    end: float
+    by: float = Field(default=0.1, gt=0)
+    metric: str = "heldout_reverse_kl"
+    tolerance: float = 0.0
+
+    def move(self, state: dict[str, float], measured: float) -> None:
+        """Move the value in `state` by a new measurement."""
+        if "previous" not in state:
+            state["previous"] = measured
+        elif measured >= state["previous"] + self.tolerance:
+            distance = self.end - state["value"]
+            state["value"] += math.copysign(min(self.by, abs(distance)), distance)
+            state["previous"] = measured
+
+
+Following = Adaptive | Staircase
+"""The schedules that follow a metric of earlier steps."""
+
+AnySchedule = Linear | Cosine | Switch | Following
+
+SCHEDULES = {
+    "linear": Linear,
+    "cosine": Cosine,
+    "switch": Switch,
+    "adaptive": Adaptive,
+    "staircase": Staircase,
+}
 """The schedules by name; a plain number is constant."""
 
 
@@ -84,10 +128,10 @@ Schedule = Annotated[AnySchedule, Field(discriminator="type"), BeforeValidator(_
 
 
 def compute_value(schedule: AnySchedule, step: int, steps: int) -> float:
-    """Return the number at a step, counted from 1; an adaptive one has its start value."""
+    """Return the number at a step, counted from 1; one that follows a metric has its start value."""
     if isinstance(schedule, Switch):
         return schedule.before if step <= schedule.at else schedule.after
-    if isinstance(schedule, Adaptive):
+    if isinstance(schedule, Following):
         return schedule.start
     progress = min((step - 1) / max((schedule.steps or steps) - 1, 1), 1.0)
     if isinstance(schedule, Cosine):
@@ -110,7 +154,7 @@ class ScheduleState:
         self._state = {
             path: {"value": schedule.start, "momentum": 0.0}
             for path, schedule in schedules.items()
-            if isinstance(schedule, Adaptive)
+            if isinstance(schedule, Following)
         }
 
     def compute_numbers(self, step: int) -> dict[str, float]:
@@ -133,28 +177,18 @@ class ScheduleState:
         """
         for path, state in self._state.items():
             schedule = self._schedules[path]
-            assert isinstance(schedule, Adaptive)
+            assert isinstance(schedule, Following)
             if schedule.metric not in metrics:
-                if metrics.get("nonfinite") or metrics.get("skipped"):
+                # A step without an evaluation has none of these metrics.
+                is_due = any(name.startswith(HELDOUT) for name in metrics)
+                is_later = schedule.metric.startswith(HELDOUT) and not is_due
+                if is_later or metrics.get("nonfinite") or metrics.get("skipped"):
                     continue
                 raise NumericError(
                     f"{path} adapts to the metric {schedule.metric!r}, which this run does not "
                     f"measure; it measures: {', '.join(sorted(metrics))}"
                 )
-            self._move(schedule, state, metrics[schedule.metric])
-
-    @staticmethod
-    def _move(schedule: Adaptive, state: dict[str, float], measured: float) -> None:
-        if "previous" in state:
-            fall = (state["previous"] - measured) / (abs(state["previous"]) + 1e-12)
-            change = fall if schedule.on == "falling" else -fall
-            state["momentum"] = (
-                schedule.momentum * state["momentum"] + (1.0 - schedule.momentum) * change
-            )
-            # The sigmoid is saturated at 50; larger momenta would overflow `exp`.
-            share = schedule.rate / (1.0 + math.exp(-max(min(state["momentum"], 50.0), -50.0)))
-            state["value"] += share * (schedule.end - state["value"])
-        state["previous"] = measured
+            schedule.move(state, metrics[schedule.metric])
 
     def save_state(self) -> dict[str, dict[str, float]]:
         """Return the values of the adaptive schedules, by path."""

@@ -31,7 +31,7 @@ from practicum.recipe.possible import (
     find_staleness_problems,
     find_truncation_problem,
 )
-from practicum.recipe.schedule import Adaptive, Schedule, apply_values, evaluate_schedules
+from practicum.recipe.schedule import HELDOUT, Following, Schedule, apply_values, evaluate_schedules
 from practicum.recipe.sections import (
     EvaluationConfig,
     OptimizerConfig,
@@ -171,7 +171,7 @@ class Recipe(FrozenConfig):
         )
         problems += find_anchor_problems(self.objective, self.rollout.source)
         moving = {
-            path for path, schedule in self.schedules.items() if isinstance(schedule, Adaptive)
+            path for path, schedule in self.schedules.items() if isinstance(schedule, Following)
         }
         moving |= {path for monitor in self.monitors.values() for path in monitor.set}
         problems += find_staleness_problems(
@@ -196,14 +196,19 @@ class Recipe(FrozenConfig):
         problems += find_curriculum_problems(self.rollout, self.train)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
-        if self.train.metric_for_best_model is not None and (
-            self.evaluation.every is None or self.evaluation.prompts == 0
-        ):
-            problems.append(
-                "train.metric_for_best_model needs evaluations during training, and the recipe has "
-                f"none; set evaluation.every: {max(1, self.train.steps // 10)}"
+        evaluated = [
+            path
+            for path, schedule in self.schedules.items()
+            if isinstance(schedule, Following) and schedule.metric.startswith(HELDOUT)
+        ]
+        evaluated += ["train.metric_for_best_model"] * bool(self.train.metric_for_best_model)
+        if self.evaluation.every is None or self.evaluation.prompts == 0:
+            problems += [
+                f"{path} needs evaluations during training, and the recipe has none; set "
+                f"evaluation.every: {max(1, self.train.steps // 10)}"
                 + (" and evaluation.prompts: 64" if self.evaluation.prompts == 0 else "")
-            )
+                for path in evaluated
+            ]
         if problems:
             raise ValueError("; ".join(problems))
         return self

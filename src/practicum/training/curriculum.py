@@ -43,6 +43,10 @@ class Curriculum:
 
         Raises DataError if a row is not a rollout, or if no prompt of this run was answered.
         """
+        if not path.is_file():
+            raise DataError(
+                f"train.curriculum.run: no file {path}; give the folder of a finished run"
+            )
         names = {prompt.id for prompt in self.prompts}
         for name, reward in _read_rewards(path):
             if name in names and reward is not None:

@@ -2,8 +2,11 @@
 
 from typing import ClassVar, Literal
 
+from jaxtyping import Float
 from pydantic import Field
+from torch import Tensor
 
+from practicum.objective.distribution import DrawnTokens
 from practicum.objective.estimator_call import EstimatorCall, ScoreFunction
 from practicum.objective.signal_call import Full, SignalCall
 
@@ -26,6 +29,14 @@ class Config(SignalCall):
     def drawn(self) -> int:
         """Return k."""
         return self.k
+
+    def compute_drawn_loss(self, sample: DrawnTokens) -> Float[Tensor, " T"]:
+        """Return the score function of the drawn tokens."""
+        logprobs = sample.student.gather(-1, sample.ids)
+        advantage = sample.compute_advantage(
+            logprobs.detach(), sample.teacher.gather(-1, sample.ids)
+        )
+        return -(advantage * logprobs).mean(dim=-1)
 
     def explain_conflict(self, gradient: EstimatorCall, divergence: str, plain: bool) -> str | None:
         """Refuse every estimator except a score function."""

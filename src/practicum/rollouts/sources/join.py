@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from practicum.ports.gate import ask_reward
 from practicum.rollouts.batch import RolloutKey, call_by_group, list_keys
+from practicum.rollouts.fields import classify_outcome
 from practicum.rollouts.source import OtherWriter, SourceConfig, SourceParts
 from practicum.types import Rollout
 
@@ -25,6 +27,7 @@ class Config(SourceConfig):
     other: str = "dataset"
     n: int = Field(default=1, ge=1)
     student: int | None = Field(default=None, ge=0)
+    filter: Literal["failed_group"] | None = None
 
     @field_validator("other")
     @classmethod
@@ -36,6 +39,12 @@ class Config(SourceConfig):
                 f"(given: {text!r})"
             )
         return text
+
+    @model_validator(mode="after")
+    def _check_filter(self) -> "Config":
+        if self.filter and self.student == 0:
+            raise ValueError("filter=failed_group reads the student's answers; leave student=0 out")
+        return self
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
@@ -51,15 +60,25 @@ class Config(SourceConfig):
         """Return the completions of each prompt: first the student's, then each other writer's."""
         batch = parts.sampler.batch
         count = batch.n if self.student is None else self.student
-        writers = ["student" for _ in range(count)]
-        writers += [writer for writer in self.other_writers for _ in range(self.n)]
-        plan = [
-            pair
-            for group in list_keys(batch, len(writers))
-            for pair in zip(group, writers, strict=True)
+        writers = [writer for writer in self.other_writers for _ in range(self.n)]
+        groups = list_keys(batch, count + len(writers))
+        first = [key for group in groups for key in group[:count]]
+        answers = parts.sample_student(first) if first else []
+        if self.filter is not None:
+            assert parts.writers.task is not None, "a run has a task"
+            answers = [ask_reward(parts.writers.task, answer) for answer in answers]
+        by_group = [answers[place * count : (place + 1) * count] for place in range(len(groups))]
+        joined = [
+            (place, writer, key)
+            for place, group in enumerate(groups)
+            if self.filter is None or {"incorrect"} == set(map(classify_outcome, by_group[place]))
+            for writer, key in zip(writers, group[count:], strict=True)
         ]
 
         def fill(rows: list[int]) -> list[Rollout]:
-            return parts.sample_writer(plan[rows[0]][1], [plan[row][0] for row in rows], self)
+            return parts.sample_writer(joined[rows[0]][1], [joined[row][2] for row in rows], self)
 
-        return call_by_group([writer for _, writer in plan], fill)
+        completions = call_by_group([writer for _, writer, _ in joined], fill)
+        for (place, _, _), rollout in zip(joined, completions, strict=True):
+            by_group[place].append(rollout)
+        return [rollout for group in by_group for rollout in group]

@@ -16,13 +16,15 @@ from practicum.types import Rollout
 class Config(SourceConfig):
     """Sample the student with probability `student`, otherwise use `other` (GKD 2306.13649).
 
-    `other: replay` takes one of the newest student completions of earlier steps, of any prompt
-    (DistiLLM 2402.03898). The student writes as long as the replay buffer is empty.
+    `other: replay` takes one of the newest student completions of earlier steps, of any prompt. The
+    student writes as long as the replay buffer is empty. `replay` is the share of the student's
+    completions that are taken from a full replay buffer (DistiLLM 2402.03898).
     """
 
     type: Literal["mix"] = "mix"
     student: float = Field(default=0.5, ge=0, le=1)
     other: Literal["dataset", "teacher", "replay"] = "dataset"
+    replay: float | None = Field(default=None, ge=0, le=1)
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
@@ -31,8 +33,8 @@ class Config(SourceConfig):
 
     @property
     def replays(self) -> bool:
-        """Return True if `other` replays the student's completions of earlier steps."""
-        return self.other == "replay"
+        """Return True if the student's completions of earlier steps can be replayed."""
+        return self.other == "replay" or self.replay is not None
 
     def count_teacher_answers(self, n: int) -> float:
         """Return the teacher's share."""
@@ -63,10 +65,11 @@ class Config(SourceConfig):
         """Choose the writer of a completion; the student while the replay buffer is empty."""
         # Seeds are uniform below 2**63, so the seed itself is the random number.
         seed = compute_key_seed(parts.sampler.batch, "mix", key)
-        is_student = seed < self.student * 2**63
-        if is_student or (self.replays and not parts.writers.archive.newest):
-            return "student"
-        return self.other
+        newest = parts.writers.archive.newest
+        if seed < self.student * 2**63:
+            is_fresh = seed < self.student * (1 - (self.replay or 0.0)) * 2**63
+            return "student" if is_fresh or len(newest) < (newest.maxlen or 1) else "replay"
+        return "student" if self.other == "replay" and not newest else self.other
 
 
 def replay(keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
