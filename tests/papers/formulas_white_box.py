@@ -142,7 +142,7 @@ def distillm(case: Case) -> Tensor:
 
 def distillm_2(case: Case) -> Tensor:
     """(2 - beta) SKL on the teacher's answers + beta SRKL on the student's, its mixture held constant."""
-    beta = at(case, 1.0, 1.5)
+    beta = 1.0 + 0.5 * min(1.0, (case.step - 1) / 19)
     losses = []
     for row in case.sequences:
         for token in row.tokens:
