@@ -12,13 +12,7 @@ from practicum.objective.signal_call import Full, SignalCall
 
 
 class Config(SignalCall):
-    """The token of the text, and one token sampled from the student that has too much probability.
-
-    For the teacher's T and the student's S, the text's token v counts S(v) log T(v)/S(v), its part
-    of the reverse KL. If T(v) > S(v), it also counts T(v), its part of the forward KL, and T(v)
-    again if the sampled token w has T(w) < S(w). Then w counts S(w) log T(w)/S(w), which is
-    negative, unless it is v (HPD 2604.20244, released code).
-    """
+    """The text's token, and one sampled from the student, by their parts of two KL (HPD 2604.20244)."""
 
     type: Literal["hybrid"] = "hybrid"
     usual: ClassVar[EstimatorCall] = ScoreFunction()
@@ -40,7 +34,13 @@ class Config(SignalCall):
         return "signal 'hybrid' joins both KL; leave out target, divergence and estimator"
 
     def compute_drawn_loss(self, sample: DrawnTokens) -> Float[Tensor, " T"]:
-        """Return minus the log-probabilities of both tokens, times what they count."""
+        """Return minus the log-probabilities of both tokens, times what they count.
+
+        For the teacher's T and the student's S, the text's token v counts S(v) log T(v)/S(v), its
+        part of the reverse KL. If T(v) > S(v), it also counts T(v), its part of the forward KL, and
+        T(v) again if the sampled token w has T(w) < S(w). Then w counts S(w) log T(w)/S(w), which
+        is negative, unless it is v (released code).
+        """
         ids = torch.cat([sample.tokens[:, None], sample.ids], dim=-1)
         student, teacher = sample.student.gather(-1, ids), sample.teacher.gather(-1, ids)
         with torch.no_grad():
