@@ -189,6 +189,9 @@ SMALL: dict[str, dict[str, Any]] = {
         "max_new_tokens": 8,
     },
 }
+EVALUATED = ("papers/distillm",)
+"""The recipes with a number that follows a held-out metric."""
+
 LONGEST_ANSWER = 8
 LONGER = {"papers/caopd": 24}
 """The longest answer of recipes that need more tokens to say anything."""
@@ -218,6 +221,8 @@ def shrink(name: str) -> dict[str, Any]:
         if section.get("student", {}).get("trainable_layers"):
             section["student"] = {**section["student"], "trainable_layers": 1}
         section.pop("tracking", None)
+    if name in EVALUATED:
+        recipe["evaluation"]["every"] = 1
     return {"name": name.replace("/", "-"), **_shrink_models(recipe, "student")}
 
 

@@ -30,8 +30,11 @@ SMALL = {
     "student.lora": None,
     "student.trainable_layers": None,
 }
-LONGER = {"papers/caopd": {"rollout.max_new_tokens": 24}}
-"""Additional needs of a recipe: the statement of a confidence, one letter per token."""
+LONGER = {
+    "papers/caopd": {"rollout.max_new_tokens": 24},
+    "papers/distillm": {"evaluation.prompts": 2, "evaluation.every": 1},
+}
+"""Additional needs of a recipe: the statement of a confidence, one letter per token; a held-out metric."""
 
 
 @pytest.fixture(scope="session")

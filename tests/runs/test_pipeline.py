@@ -665,6 +665,17 @@ class TestStopping:
             toy_run(toy(models, *THREE), tmp_path, resume=True)
 
 
+def test_an_override_of_a_shared_part_leaves_a_part_of_another_type_alone() -> None:
+    stages = [{"name": "first"}, {"name": "second", "teacher": {"type": "self"}}]
+    data = toy_data(NO_MODELS, *stages)
+    recipes = parse_pipeline(data, "toy", ["teacher.model=other", "train.steps=7"]).build_recipes()
+    assert recipes["first"].teacher.model == "other"
+    assert recipes["second"].teacher.type == "self"
+    assert {recipe.train.steps for recipe in recipes.values()} == {7}
+    with pytest.raises(RecipeError, match=r"stages\[1\] \(second\)\.teacher\.model: no such key"):
+        parse_pipeline(data, "toy", ["stages.second.teacher.model=other"])
+
+
 class TestReport:
     def test_the_page_loads_nothing_and_its_links_lead_to_the_stages(self, finished: Path) -> None:
         page = Elements((finished / "report.html").read_text())

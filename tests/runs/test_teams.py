@@ -71,7 +71,7 @@ def test_the_default_pipeline_is_found_by_its_name_and_ends_by_its_monitor(tmp_p
         "cold_start",
         "rl_replacement",
         "inside_rl",
-        "consolidation",
+        "rl_replacement",
     ]
     assert all(
         recipe.monitors["M31"].action == "finish" and recipe.evaluation.every for recipe in stages

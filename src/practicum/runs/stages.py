@@ -252,7 +252,10 @@ def _build_stage(
     general = [text for text in shared if not _is_pipeline_override(text)]
     special = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
     inherited = drop_keys(pipeline, "stages", *PIPELINE_KEYS)
-    merged = merge_recipes(inherited, pipeline["stages"][index])
+    entry = pipeline["stages"][index]
+    # `teacher.model=...` is for the shared teacher, not for a stage's teacher of another type.
+    general = [text for text in general if not _is_replaced(text.split(".")[0], inherited, entry)]
+    merged = merge_recipes(inherited, entry)
     stage = fill_setting(_apply_overrides(merged, general + special, notes))
     start = str(stage.pop("start", None) or (names[index - 1] if index else BASE))
     base, student = pipeline.get("student"), stage.get("student")
@@ -269,6 +272,15 @@ def _build_stage(
         return {"stage": start} if model == {"stage": START} else model
 
     return Stage(index + 1, name, start, _replace_models(stage, name_start))
+
+
+def _is_replaced(section: str, inherited: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Return True if a stage replaces a shared part by one of another type."""
+    types = [
+        part.get("type") if isinstance(part, Mapping) else None
+        for part in (inherited.get(section), entry.get(section))
+    ]
+    return None not in types and types[0] != types[1]
 
 
 def _is_pipeline_override(text: str) -> bool:
