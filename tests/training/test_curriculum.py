@@ -56,7 +56,9 @@ def test_the_range_and_the_rise_choose_prompts_of_an_earlier_run(tmp_path: Path)
     assert sorted(names(stalled.select(0, 1, 2))) == ["p0", "p3"]
     # The second half has the newer answers, so a prompt that is solved by now is left out.
     write(path, {"p2": [0.0, 1.0, 1.0]})
-    assert names(read(path, high=0.9, rise=1).list_chosen()) == names(PROMPTS), "all, if none"
+    solved = read(path, high=0.9, rise=1)
+    assert not solved.list_chosen()
+    assert sorted(names(solved.select(0, 1, 6))) == sorted(names(PROMPTS)), "all, if none"
     assert names(read(path, high=0.9).list_chosen()) == ["p2"]
 
 
@@ -90,6 +92,8 @@ def test_bad_settings_and_bad_rows_are_refused(tmp_path: Path) -> None:
         ({}, "it keeps every prompt; set pass_rate, rise or powers"),
         ({"pass_rate": [0.9, 0.1]}, "0.9 to 0.1 is no range"),
         ({"pass_rate": [0, 2]}, "less than or equal to 1"),
+        # p**a of a rare success would be 0, and a rate of 0 has no waiting time.
+        ({"powers": [1000, 0]}, "less than or equal to 10"),
     ):
         with pytest.raises(ValidationError, match=match):
             CurriculumConfig.model_validate(settings)

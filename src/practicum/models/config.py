@@ -1,5 +1,6 @@
 """The settings of a model in a recipe: the source of its weights and the form of its prompts."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
@@ -131,3 +132,9 @@ class FinishedStage(FrozenConfig):
     model: Annotated[str, WithJsonSchema({"anyOf": [{"type": "string"}]})] = Field(
         description="`{stage: NAME}`, or the model folder of a finished stage"
     )
+
+    def find_rollouts(self, base_dir: Path) -> Path:
+        """Return the rollouts.jsonl of the run, given by its folder or by the folder of its student."""
+        folder = base_dir / Path(self.model).expanduser()
+        name = "rollouts.jsonl"
+        return folder / name if (folder / name).is_file() else folder.parent / name

@@ -76,8 +76,8 @@ class Adaptive(Call):
 
 
 class Staircase(Call):
-    """From `start` towards `end`, by `by` at each measurement of a metric that is not below the last
-    step's by more than `-tolerance`, beginning with the first measurement (DistiLLM 2402.03898).
+    """From `start` towards `end`: by `by` whenever a metric is at least `tolerance` above its value at
+    the last move, or at its first measurement (DistiLLM 2402.03898).
     """
 
     type: Literal["staircase"] = "staircase"

@@ -193,7 +193,7 @@ class Prices(FrozenConfig):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Power = Annotated[float, Field(ge=0)]
+Power = Annotated[float, Field(ge=0, le=10)]
 
 
 class CurriculumConfig(FrozenConfig):

@@ -41,7 +41,7 @@ BASE = "base"
 """The name of the recipe's own student, from which a stage may start and which may teach."""
 
 START = "start"
-"""The name that stands for the stage from whose student a stage starts."""
+"""The name that stands for the stage before, or for the stage named by `start`."""
 
 PIPELINE_KEYS = ("name", *WORDS)
 """The keys that describe the pipeline itself; no stage inherits them."""

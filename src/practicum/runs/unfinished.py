@@ -53,9 +53,7 @@ def load_curriculum(
     )
     if config.run is None:
         return curriculum, {}
-    folder, name = Path(recipe.base_dir) / Path(config.run.model).expanduser(), "rollouts.jsonl"
-    # The folder of a run, or of its student.
-    path = folder / name if (folder / name).is_file() else folder.parent / name
+    path = config.run.find_rollouts(Path(recipe.base_dir))
     curriculum.read_run(path)
     log.info(
         f"curriculum: {len(curriculum.list_chosen())} of {len(prompts)} prompts, by the answers in {path}"

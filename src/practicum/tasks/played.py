@@ -89,7 +89,7 @@ def build(config: Config, context: TaskContext) -> Task:
     """Read the rows; DataError with the number of a row that is not a rollout of the task."""
     played = build_part("tasks", Task, config.task, context)
     by_id = {prompt.id: prompt for prompt in check_prompts(played.train_prompts())}
-    path = _find_rows(context.base_dir / Path(config.run.model).expanduser())
+    path = config.run.find_rollouts(context.base_dir)
     rows = list(_read_rows(path))
     texts = group_pairs(
         (row.prompt if config.scope == "prompt" else "", row.notes.get(config.note or "", ""))
@@ -131,12 +131,6 @@ def _join_newest(texts: Sequence[str], keep: int | None) -> str:
     # A text that was noted again counts as new, and is kept once.
     newest = [text for text in dict.fromkeys(text.strip() for text in reversed(texts)) if text]
     return "\n".join(reversed(newest[:keep]))
-
-
-def _find_rows(folder: Path) -> Path:
-    """Find the rows of a run from the run's folder, or from the folder of its student."""
-    name = "rollouts.jsonl"
-    return folder / name if (folder / name).is_file() else folder.parent / name
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, _PlayedRow]]:

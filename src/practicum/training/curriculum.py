@@ -1,7 +1,7 @@
 """The prompts that a run learns from, chosen by the share of right answers to each prompt.
 
-The answers are the student's own in this run, up to the newest step (PACED 2603.11178), or those of
-an earlier run: an earlier stage of the student, or a stage in which the teacher answered.
+The student answered in this run, up to the newest step (PACED 2603.11178), or the answers are from
+an earlier run: a stage of the student, or a stage in which the teacher answered.
 """
 
 import random
@@ -65,16 +65,15 @@ class Curriculum:
                 results.append(rollout.reward >= 1.0)
 
     def list_chosen(self) -> list[Prompt]:
-        """Return the prompts to choose from: all, if the curriculum chooses none.
-
-        A prompt without an answer is chosen if it can still get one in this run.
-        """
-        chosen = [p for p in self.prompts if self._is_chosen(list(self.outcomes.get(p.id, ())))]
-        return chosen or list(self.prompts)
+        """Return the chosen prompts, with those without an answer if this run counts."""
+        return [p for p in self.prompts if self._is_chosen(list(self.outcomes.get(p.id, ())))]
 
     def select(self, seed: int, step: int, count: int) -> list[Prompt]:
-        """Return the prompts of a step; the result depends on the outcomes and on (seed, step)."""
-        chosen = self.list_chosen()
+        """Return the prompts of a step; the result depends on the outcomes and on (seed, step).
+
+        All prompts can be drawn if none is chosen.
+        """
+        chosen = self.list_chosen() or list(self.prompts)
         a, b = self.powers
         if a == b == 0:
             return select_prompts(chosen, seed, step, count)
