@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from laboratory.results import TEACHER, Results, group_by_measure, name_before
 from laboratory.study import Reproduction, ReproductionJob, Warned, is_map, resolve_stage_models
 from practicum.core.notes import hide_notes
 from practicum.errors import PracticumError
-from practicum.models.config import ScratchConfig
+from practicum.models.config import MergeConfig, ScratchConfig
+from practicum.models.merging import merge_models
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
@@ -208,32 +207,15 @@ def prepare_models(job: ReproductionJob) -> FindModel:
     def find_model(model: Mapping[str, Any]) -> str:
         if "stage" in model:
             return str(stages[model["stage"]])
-        merged = [stages[name] for name in model["merge"]]
-        return str(merge_models(merged, stages[model["base"]], model["scale"], folder / "models"))
+        config = MergeConfig.model_validate({**model, "method": "task_arithmetic"})
+        digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()
+        merged = folder / "models" / f"merge-{digest[:12]}"
+        if not merged.is_dir():
+            models = [stages[name] for name in config.merge]
+            merge_models(config, models, stages[config.base], merged)
+        return str(merged)
 
     return find_model
-
-
-def merge_models(folders: Sequence[Path], base: Path, scale: float, models: Path) -> Path:
-    """Return a folder with the base's weights plus `scale` times the sum of the models' changes.
-
-    Task arithmetic (arXiv 2212.04089); with one over the number of models, their mean.
-    """
-    identity = "\n".join([*map(str, folders), str(base), repr(scale)])
-    folder = models / f"merge-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    if not folder.is_dir():
-        start = load_file(base / "model.safetensors")
-        weights = [load_file(model / "model.safetensors") for model in folders]
-        merged = {
-            key: tensor + scale * sum(tensors[key] - tensor for tensors in weights)
-            for key, tensor in start.items()
-        }
-        # The folder gets its name when it is complete: an interrupted copy is made again.
-        temporary = folder.with_name(f"{folder.name}.tmp")
-        shutil.copytree(base, temporary, dirs_exist_ok=True)
-        save_file(merged, temporary / "model.safetensors", metadata={"format": "pt"})
-        temporary.rename(folder)
-    return folder
 
 
 def prepare_scratch_models(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from report_pages import HOSTILE, Elements
 from safetensors.torch import load_file
 from toy import (
@@ -156,6 +157,9 @@ class TestReading:
         assert found["last"].student.lora is not None and found["sft"].student.lora is None
 
     def test_what_is_resolved_reads_back_as_itself(self) -> None:
+        merged = {"name": "merged", "start": {"merge": ["sft", "expert"], "method": "ties"}}
+        data = json.loads(json.dumps(toy(NO_MODELS, *THREE, merged).resolve()))
+        assert parse_pipeline(data, "again").resolve() == data
         for shared in ({}, {"seed": 3, "claim": "c", "paper": "2505.09388"}):
             pipeline = toy(NO_MODELS, *THREE, **shared)
             data = json.loads(json.dumps(pipeline.resolve()))
@@ -211,6 +215,10 @@ class TestMistakes:
             ({}, r"\.name: None cannot name a stage"),
             ({"name": "one"}, r"\.name: an earlier stage already has the name 'one'"),
             ({"name": "x", "start": "x"}, r"\(x\)\.start: 'x' is this stage itself; name an earlier one: base, one"),
+            ({"name": "x", "start": {"merge": ["one", "two"]}}, r"\(x\)\.start\.merge: no stage named 'two'; known: base, one"),
+            ({"name": "x", "start": {"merge": ["one"]}}, r"\(x\)\.start\.merge: tuple should have at least 2 items"),
+            ({"name": "x", "start": {"merge": ["one", "base"], "by": 1}}, r"\(x\)\.start\.by: no such key"),
+            ({"name": "x", "start": {"merge": ["one", "base"], "scale": 1}}, r"\(x\)\.start: method mean has no scale; remove it"),
             ({"name": "x", "start": "oen"}, r"\(x\)\.start: no stage named 'oen'; did you mean 'one'"),
             ({"name": "x", "student": {"model": "m"}}, r"\(x\)\.student\.model: `start` selects the student of a stage"),
             ({"name": "x", "teacher": {"model": {"stage": "x"}}}, r"\(x\)\.teacher\.model: 'x' is this stage itself"),
@@ -473,6 +481,29 @@ class TestRunning:
             "stage 2 of 3: expert",
             "stage 3 of 3: merge",
         ]
+
+    def test_a_stage_starts_from_the_merged_students_of_others(
+        self, models: Path, tmp_path: Path
+    ) -> None:
+        experts = [
+            {"name": "one", "start": "base", "task": {"seed": 1}},
+            {"name": "two", "start": "base", "task": {"seed": 2}},
+        ]
+        start = {"merge": ["one", "two"], "method": "task_arithmetic", "scale": 0.5}
+        pipeline = toy(models, *experts, {"name": "joined", "start": start})
+        result = toy_run(pipeline, tmp_path)
+        (merged,) = (result.folder / "models").glob("merge-*")
+        stages = result.folder / "stages"
+        one, two = (load_file(stages / name / MODEL) for name in ("01-one", "02-two"))
+        for name, weight in load_file(merged / "model.safetensors").items():
+            torch.testing.assert_close(weight, (one[name] + two[name]) / 2)
+        assert open_run(stages / "03-joined")[1].student.model == str(merged)
+        assert [row["stage"] for row in result.summary["accuracy"]] == [
+            "base", "one", "two", "start of joined", "joined",
+        ]  # fmt: skip
+        assert result.summary["stages"][2]["start"] == "task_arithmetic of one, two"
+        page = (result.folder / "report.html").read_text(encoding="utf-8")
+        assert "task_arithmetic of one, two" in page and "start of joined" in page
 
 
 class TestStopping:

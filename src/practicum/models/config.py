@@ -45,6 +45,26 @@ class ScratchConfig(FrozenConfig):
     pretrain: PretrainConfig = PretrainConfig(steps=0)
 
 
+class MergeConfig(FrozenConfig):
+    """A stage's first student: the merged weights of earlier stages' students."""
+
+    merge: tuple[str, ...] = Field(min_length=2, description="the stages")
+    method: Literal["mean", "task_arithmetic", "ties"] = "mean"
+    base: str = Field(default="base", description="the stage that they began from; `mean` has none")
+    scale: float = Field(default=1.0, gt=0, description="the factor of the joined changes")
+    density: float = Field(
+        default=0.2, gt=0, le=1, description="the share of each model's changes that `ties` keeps"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unused_keys(self) -> Self:
+        used = {"mean": (), "task_arithmetic": ("base", "scale")}
+        for key in ("base", "scale", "density"):
+            if key in self.model_fields_set and key not in used.get(self.method, (key,)):
+                raise ValueError(f"method {self.method} has no {key}; remove it")
+        return self
+
+
 class ModelConfig(FrozenConfig):
     """A model: a folder of a model, an adapter or a run, a name, or from-scratch settings."""
 

@@ -17,7 +17,9 @@ from practicum.core.faults import inject_fault
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import Interrupted, RecipeError
-from practicum.models.config import ScratchConfig
+from practicum.models.config import MergeConfig, ModelConfig, ScratchConfig
+from practicum.models.merging import merge_models
+from practicum.models.sources import locate
 from practicum.recipe import Recipe
 from practicum.recipe.methods import describe_method
 from practicum.report.pipeline import write_pipeline_report
@@ -247,6 +249,8 @@ class _PipelineRun:
 
     def _resolve_model(self, model: Mapping[str, Any]) -> str:
         """Return the folder of a stage's student or of a from-scratch model, or the base's name."""
+        if "merge" in model:
+            return self._merge_models(MergeConfig.model_validate(model))
         if "stage" not in model:
             return self._create_scratch_model(ScratchConfig.model_validate(model))
         if model["stage"] == BASE:
@@ -255,9 +259,21 @@ class _PipelineRun:
         (stage,) = (stage for stage in self.pipeline.stages if stage.name == model["stage"])
         return str(self.run_dir.stages / stage.folder / "model")
 
+    def _merge_models(self, config: MergeConfig) -> str:
+        """Return the folder of merged students; the first call merges them."""
+        folder = self.run_dir.models / _name_model("merge", config)
+        if not folder.is_dir():
+            self.console.event(f"merging models: {config.method} of {', '.join(config.merge)}")
+            models = [Path(self._resolve_model({"stage": name})) for name in config.merge]
+            base = None
+            if config.method != "mean":
+                base = Path(locate(ModelConfig(model=self._resolve_model({"stage": config.base}))))
+            merge_models(config, models, base, folder)
+        return str(folder)
+
     def _create_scratch_model(self, config: ScratchConfig) -> str:
         """Return the folder of a from-scratch model; all stages share it and the task."""
-        name = f"scratch-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]}"
+        name = _name_model("scratch", config)
         folder = self.run_dir.models / name
         if not folder.is_dir():
             recipe = self.pipeline.recipe
@@ -275,14 +291,17 @@ class _PipelineRun:
             path = self.run_dir.stages / stage.folder / "summary.json"
             head = {
                 "name": stage.name,
-                "start": stage.start,
+                "start": stage.origin,
                 "method": describe_method(recipes[stage.name]),
                 "folder": f"stages/{stage.folder}",
             }
             summary = read_json(path, shapes.SUMMARY)
             summaries.append({**head, **drop_keys(summary, "samples", "name")})
         evaluations = {BASE: summaries[0]["before"]}
-        evaluations |= {summary["name"]: summary["after"] for summary in summaries}
+        for stage, summary in zip(self.pipeline.stages, summaries, strict=True):
+            if not isinstance(stage.start, str):
+                evaluations[f"start of {stage.name}"] = summary["before"]
+            evaluations[stage.name] = summary["after"]
         accuracy = [
             {"stage": name, "all": evaluation["accuracy"], "by_domain": evaluation["by_domain"]}
             for name, evaluation in evaluations.items()
@@ -306,6 +325,11 @@ class _PipelineRun:
         folder = shorten_path(self.run_dir.path)
         rows = {"time": seconds, "run folder": folder, "report": "report.html in it"}
         self.console.finish(rows)
+
+
+def _name_model(kind: str, config: ScratchConfig | MergeConfig) -> str:
+    """Return the folder name of a model with these settings."""
+    return f"{kind}-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]}"
 
 
 def _export_student(folder: Path) -> None:

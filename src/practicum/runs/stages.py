@@ -15,6 +15,7 @@ from typing import Any
 
 from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
+from practicum.models.config import MergeConfig
 from practicum.recipe import (
     SECTIONS,
     WORDS,
@@ -33,7 +34,9 @@ from practicum.recipe import (
     read_recipe,
     remove_switch,
     resolve_recipe,
+    validate_fields,
 )
+from practicum.types import FrozenConfig
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +63,23 @@ STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage: `start` names the stage that provides its initial student; `data` is its recipe.
+    """One stage: `start` provides its initial student; `data` is its recipe.
 
-    Models in `data` may be `{stage: NAME}`.
+    `start` is the name of a stage, or a merge of several. Models in `data` may be `{stage: NAME}`.
     """
 
     number: int
     name: str
-    start: str
+    start: str | Mapping[str, Any]
     data: Mapping[str, Any]
+
+    @property
+    def origin(self) -> str:
+        """Return in words where the initial student is from."""
+        if isinstance(self.start, str):
+            return self.start
+        config = MergeConfig.model_validate(self.start)
+        return f"{config.method} of {', '.join(config.merge)}"
 
     @property
     def folder(self) -> str:
@@ -257,7 +268,8 @@ def _build_stage(
     general = [text for text in general if not _is_replaced(text.split(".")[0], inherited, entry)]
     merged = merge_recipes(inherited, entry)
     stage = fill_setting(_apply_overrides(merged, general + special, notes))
-    start = str(stage.pop("start", None) or (names[index - 1] if index else BASE))
+    start = stage.pop("start", None) or (names[index - 1] if index else BASE)
+    start = start if isinstance(start, Mapping) else str(start)
     base, student = pipeline.get("student"), stage.get("student")
     # A stage that inherits the pipeline's student starts from the student of an earlier stage; one
     # that names a model itself is reported as a problem later.
@@ -266,12 +278,17 @@ def _build_stage(
         and isinstance(base, Mapping)
         and student.get("model") == base.get("model")
     ):
-        stage["student"] = {**student, "model": {"stage": start}}
+        stage["student"] = {**student, "model": _name_model(start)}
 
     def name_start(model: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"stage": start} if model == {"stage": START} else model
+        return {"stage": start} if model == {"stage": START} and isinstance(start, str) else model
 
     return Stage(index + 1, name, start, _replace_models(stage, name_start))
+
+
+def _name_model(start: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the model that a stage starts from."""
+    return {"stage": start} if isinstance(start, str) else start
 
 
 def _is_replaced(section: str, inherited: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
@@ -301,17 +318,35 @@ def _list_stage_problems(
         )
     if stage.name in names[: stage.number - 1]:
         yield f"name: an earlier stage already has the name {stage.name!r}; names must be unique"
-    if isinstance(student, Mapping) and student.get("model") != {"stage": stage.start}:
+    if isinstance(student, Mapping) and student.get("model") != _name_model(stage.start):
         yield (
             "student.model: `start` selects the student of a stage; set the first model in the "
             "shared sections next to `stages`"
         )
-    yield from _check_reference("start", stage.start, stage, names)
+    yield from _list_start_problems(stage, names)
     for role in MODELS[1:]:
         for field, model in _find_references(role, stage.data.get(role)):
             if set(model) != {"stage"}:
                 yield f"{field}: the model of a stage is written {{stage: NAME}} and nothing more"
             yield from _check_reference(field, str(model["stage"]), stage, names)
+
+
+class _MergedStart(FrozenConfig):
+    start: MergeConfig
+
+
+def _list_start_problems(stage: Stage, names: Sequence[str]) -> Iterator[str]:
+    if isinstance(stage.start, str):
+        yield from _check_reference("start", stage.start, stage, names)
+        return
+    try:
+        config = validate_fields(_MergedStart, {"start": stage.start}, "").start
+    except RecipeError as error:
+        yield from (problem.removeprefix(": ") for problem in error.problems)
+        return
+    for name in config.merge:
+        yield from _check_reference("start.merge", name, stage, names)
+    yield from _check_reference("start.base", config.base, stage, names)
 
 
 def _check_reference(field: str, name: str, stage: Stage, names: Sequence[str]) -> Iterator[str]:
@@ -374,7 +409,9 @@ def _replace_in(section: Any, resolve_model: ResolveModel) -> Any:
 
 
 def _insert_placeholder(model: Mapping[str, Any]) -> Any:
-    """Return a placeholder for a stage's model, and the settings of a from-scratch model."""
+    """Return a placeholder for the model of stages, and the settings of a from-scratch model."""
+    if "merge" in model:
+        return f"{PLACEHOLDER}merge"
     return f"{PLACEHOLDER}{model['stage']}" if "stage" in model else model
 
 
