@@ -31,7 +31,8 @@ def statistics(seed=0, length=12, boolean=True, **fields):
             "teacher_logprobs": -positive(),
             "positions": torch.arange(length),
             "rows": torch.arange(length) // 4,
-            "teacher_rank": (20 * positive()).long(),
+            "sampled_rank": (20 * positive()).long(),
+            "greedy_rank": (20 * positive()).long(),
             "special": positive() > 1.0,
             "turns": torch.arange(length) % 4 // 2,
             "loss_mask": mask if boolean else mask.float(),
@@ -54,6 +55,7 @@ CALLS = [
         for name in ("entropy_top", "certain")
     ),
     ("entropy_top", {"fraction": 0.2, "model": "teacher"}),
+    ("accepted", {"k": 5, "of": "greedy", "rejected": 0.3}),
     *(("threshold", {**F.WEIGHTS["threshold"].defaults, "statistic": of}) for of in MEASURES),
 ]
 CALL = pytest.mark.parametrize(("name", "parameters"), CALLS, ids=str)

@@ -224,6 +224,13 @@ def _weights(term, tokens, values):
         return [1.0] * len(tokens)
     if name == "prefix":
         return [float(token["position"] < arguments["length"]) for token in tokens]
+    if name == "accepted":
+        weights = []
+        for token in tokens:
+            of = token["id"] if arguments["of"] == "sampled" else token["S"].argmax().item()
+            rank = sum(value > token["T"][of] for value in token["T"].tolist())
+            weights.append(1.0 if rank < arguments["k"] else arguments["rejected"])
+        return weights
     entropies = {
         side: [-(token[side].exp() * token[side]).sum().item() for token in tokens]
         for side in ("S", "T")

@@ -20,6 +20,7 @@ MORE = [
     {"divergence": "mixed_kl(0.3)", "clip": "loss(0.6)"},
     {"divergence": "tvd"},
     {"divergence": "jsd_normalized(0.2)", "weights": "accepted(3)"},
+    {"divergence": "forward_kl", "weights": "accepted(2, of=greedy, rejected=0.3)"},
     {"signal": "sampled", "reward": "add_advantage(0.5)"},
     {"against": "reference"},
     {"signal": "entropy", "coefficient": -0.7},

@@ -134,6 +134,8 @@ WEIGHTS = [
         "entropy_top(0.3, model=teacher)",
         "divergence_top(0.4)",
         "soft_or(0.4)",
+        "accepted(2)",
+        "accepted(2, of=greedy, rejected=0.3)",
     )
 ]
 REST = [

@@ -259,6 +259,7 @@ def signal_with_head(teacher, states, tokens, outside=OUTSIDE, own=OWN):
         {"signal": "full", "estimator": "score_function"},
         {"divergence": "mixed_kl(0.3)", "clip": "loss(0.6)"},
         {"weights": "accepted(3)"},
+        {"weights": "accepted(3, of=greedy, rejected=0.2)"},
         {"losses": [{"divergence": "jsd(0.2)"}, {"signal": "text", "divergence": "ce"}, {}]},
     ],
     ids=str,

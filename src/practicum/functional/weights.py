@@ -17,9 +17,9 @@ class TokenStatistics:
     """Statistics of each token of a flat batch; None if a statistic was not computed.
 
     `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
-    is true for supervised tokens. `teacher_rank` is the number of tokens that the teacher finds
-    more likely than this token. `special` is true for tokens outside the text, such as the stop
-    token. `turns` numbers the turns of a conversation from 0.
+    is true for supervised tokens. `sampled_rank` is the number of tokens that the teacher finds
+    more likely than this token, and `greedy_rank` than the student's most likely token. `special`
+    is true for tokens outside the text, such as the stop token. `turns` numbers the turns of a conversation from 0.
     """
 
     loss_mask: Bool[Tensor, " T"] | Float[Tensor, " T"]
@@ -30,14 +30,16 @@ class TokenStatistics:
     teacher_logprobs: Float[Tensor, " T"] | None = None
     positions: Int[Tensor, " T"] | None = None
     rows: Int[Tensor, " T"] | None = None
-    teacher_rank: Int[Tensor, " T"] | None = None
+    sampled_rank: Int[Tensor, " T"] | None = None
+    greedy_rank: Int[Tensor, " T"] | None = None
     special: Bool[Tensor, " T"] | None = None
     turns: Int[Tensor, " T"] | None = None
 
 
-TEACHER_STATISTICS = frozenset(
-    {"teacher_entropy", "teacher_logprobs", "teacher_rank", "divergence"}
-)
+RANK_STATISTICS = frozenset({"sampled_rank", "greedy_rank"})
+"""The statistics that need the teacher's whole vocabulary."""
+
+TEACHER_STATISTICS = RANK_STATISTICS | {"teacher_entropy", "teacher_logprobs", "divergence"}
 """The statistics that need a teacher."""
 
 
@@ -217,18 +219,28 @@ def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 @WEIGHTS.enter(
     "tokens in the teacher's top k",
     "2510.24021",
-    ("teacher_rank",),
+    ("{of}_rank",),
     pointwise=True,
     identity={"k": 1 << 40},
 )
-def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
-    """Mark the sampled tokens in the teacher's top k (SelecTKD, arXiv 2510.24021)."""
+def accepted(
+    statistics: TokenStatistics, k: int = 5, of: str = "sampled", rejected: float = 0.0
+) -> Float[Tensor, " T"]:
+    """Return 1 where the teacher's top k have the sampled token (or with `of=greedy` the student's
+    most likely one), and `rejected` elsewhere (SelecTKD, arXiv 2510.24021).
+    """
     if k < 1:
         raise ValueError(f"accepted: k must be at least 1, got {k}")
-    return _mask(statistics) * (_statistic("accepted", statistics, "teacher_rank") < k)
+    if of not in ("sampled", "greedy"):
+        raise ValueError(f"accepted: of must be sampled or greedy, got {of!r}")
+    if rejected < 0:
+        raise ValueError(f"accepted: rejected must not be negative, got {rejected}")
+    accepts = _statistic("accepted", statistics, f"{of}_rank") < k
+    mask = _mask(statistics)
+    return mask * torch.where(accepts, torch.ones_like(mask), rejected)
 
 
-@WEIGHTS.enter("tokens outside the teacher's top k", needs=("teacher_rank",), pointwise=True)
+@WEIGHTS.enter("tokens outside the teacher's top k", needs=("sampled_rank",), pointwise=True)
 def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     """Mark the sampled tokens outside the teacher's top k."""
     return _mask(statistics) - accepted(statistics, k)

@@ -293,7 +293,7 @@ class Fused:
                 student_entropy=student_entropy,
                 teacher_entropy=teacher_entropy,
                 reverse_kl=reverse_kl,
-                teacher_rank=side.rank(pair and pair.teacher, tokens),
+                **side.rank(student, pair and pair.teacher, tokens),
                 teacher_logits=logits,
                 teacher_values=state_values,
             )

@@ -84,7 +84,6 @@ class KernelReverseKL:
             student_entropy=student_entropy,
             teacher_entropy=teacher_entropy,
             reverse_kl=divergence,
-            teacher_rank=None,
             teacher_logits=None,
             teacher_values=None,
         )

@@ -148,7 +148,8 @@ def _collect_statistics(values: TermValues, batch: TokenBatch) -> TokenStatistic
         teacher_logprobs=values.teacher_logprobs,
         positions=batch.positions,
         rows=batch.rows,
-        teacher_rank=values.teacher_rank,
+        sampled_rank=values.sampled_rank,
+        greedy_rank=values.greedy_rank,
         special=batch.special,
         turns=batch.turn_numbers,
     )

@@ -130,7 +130,8 @@ class TermValues(TokenColumns):
     student_entropy: Float[Tensor, " T"]
     teacher_entropy: Float[Tensor, " T"] | None
     reverse_kl: Float[Tensor, " T"] | None
-    teacher_rank: Int[Tensor, " T"] | None = None
+    sampled_rank: Int[Tensor, " T"] | None = None
+    greedy_rank: Int[Tensor, " T"] | None = None
     teacher_logits: Float[Tensor, " T"] | None = None
     teacher_values: Float[Tensor, " T"] | None = None
 

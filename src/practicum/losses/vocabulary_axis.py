@@ -19,6 +19,7 @@ from practicum import functional as F
 from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.support import floor_buckets
+from practicum.functional.weights import RANK_STATISTICS
 from practicum.losses.support import share_pair, share_support
 from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.objective.distribution import DrawnTokens, TeacherDistribution
@@ -77,7 +78,7 @@ def compute_values(
             student_entropy=student_entropy,
             teacher_entropy=None if full is None else F.entropy(full),
             reverse_kl=reverse_kl,
-            teacher_rank=side.rank(full, batch.tokens),
+            **side.rank(models.student, full, batch.tokens),
             teacher_logits=logits,
             teacher_values=state_values,
         )
@@ -113,7 +114,7 @@ class LogitSide:
     - measures_teacher: its divergence is the reverse KL to the unmodified teacher
     - is_alone: its value is the student's entropy, negated
     - is_label: the value of a sampled token is its log-probability, negated
-    - ranks: its weights need the teacher's rank of the sampled token
+    - ranks: the teacher's ranks of tokens that its weights need
     """
 
     asks_reference: bool
@@ -123,7 +124,7 @@ class LogitSide:
     measures_teacher: bool
     is_alone: bool
     is_label: bool
-    ranks: bool
+    ranks: frozenset[str]
     signal: SignalCall
     compute_loss: LossFunction
     measure: DivergenceFunction
@@ -182,14 +183,17 @@ class LogitSide:
         return -logprobs if self.is_label else logprobs
 
     @torch.no_grad()
-    def rank(self, teacher: Tensor | None, tokens: Tensor) -> Tensor | None:
-        """Return the number of tokens that the teacher finds more likely than the sampled token.
-
-        None if the weights do not need it.
+    def rank(self, student: Tensor, teacher: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
+        """Return the ranks that the weights need, by name: how many tokens the teacher finds more
+        likely than the sampled one, or than the student's most likely one.
         """
         if teacher is None or not self.ranks:
-            return None
-        return (teacher > F.gather_logprobs(teacher, tokens)[:, None]).sum(dim=-1)
+            return {}
+        proposed = {"sampled_rank": tokens, "greedy_rank": student.argmax(dim=-1)}
+        return {
+            name: (teacher > F.gather_logprobs(teacher, proposed[name])[:, None]).sum(dim=-1)
+            for name in self.ranks
+        }
 
     @torch.no_grad()
     def compute_state_values(
@@ -223,7 +227,7 @@ def compile_logit_side(term: Term) -> LogitSide:
         measures_teacher=is_plain and term.divergence.name == "reverse_kl",
         is_alone=term.signal.alone,
         is_label=term.signal.label,
-        ranks="teacher_rank" in term.weighs_by,
+        ranks=term.weighs_by & RANK_STATISTICS,
         signal=term.signal,
         compute_loss=_compile_loss(term),
         measure=_compile_divergence(term),

@@ -155,7 +155,8 @@ def _try_weight(entry: Weight, arguments: Arguments) -> None:
         teacher_logprobs=ones,
         positions=ones.long(),
         rows=ones.long() - 1,
-        teacher_rank=ones.long(),
+        sampled_rank=ones.long(),
+        greedy_rank=ones.long(),
         special=ones.bool(),
         turns=ones.long() - 1,
     )

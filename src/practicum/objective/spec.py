@@ -11,7 +11,7 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, TOKEN_STATISTICS
 from practicum.functional.sequence import AGGREGATES
-from practicum.functional.weights import TEACHER_STATISTICS, WEIGHTS
+from practicum.functional.weights import RANK_STATISTICS, TEACHER_STATISTICS, WEIGHTS
 from practicum.objective.choices import (
     CorrectionChoice,
     DivergenceChoice,
@@ -162,7 +162,7 @@ class Term(BaseModel):
         return None
 
     def _check_weights(self) -> str | None:
-        if "teacher_rank" in self.weighs_by and not self.signal.whole:
+        if self.weighs_by & RANK_STATISTICS and not self.signal.whole:
             return f"weights {self.weights.name!r} ranks the whole vocabulary; set signal: full"
         if not self.needs_signal and self.weighs_by_teacher:
             return (

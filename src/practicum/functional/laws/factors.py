@@ -37,7 +37,8 @@ def random_statistics(seed: int, length: int, **fields: Tensor | None) -> TokenS
         "positions": torch.arange(length) % 4,
         "turns": torch.arange(length) % 4 // 2,
         "rows": torch.arange(length) // 4,
-        "teacher_rank": (20 * draw().detach()).long(),
+        "sampled_rank": (20 * draw().detach()).long(),
+        "greedy_rank": (20 * draw().detach()).long(),
         "special": draw().detach() > 0.9,
     }
     return TokenStatistics(**{**statistics, **fields})  # type: ignore[arg-type]
