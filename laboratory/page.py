@@ -274,8 +274,10 @@ def _format_mean(values: Sequence[float]) -> str:
     if not values:
         return ""
     interval = t_interval(values)
-    mean = f"{sum(values) / len(values):.3f}"
-    return mean if interval is None else f"{mean} ± {interval.high - interval.mean:.3f}"
+    mean = sum(values) / len(values)
+    form = ".3f" if abs(mean) < 1e5 else ".2e"
+    margin = "" if interval is None else f" ± {interval.high - interval.mean:{form}}"
+    return f"{mean:{form}}{margin}"
 
 
 def _format_flops(values: Sequence[float]) -> str:
