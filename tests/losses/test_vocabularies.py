@@ -159,6 +159,7 @@ def test_with_mass_outside_it_is_the_slow_twins_loss_of_the_bucketed_distributio
         {"weights": "divergence_top(0.4)"},
         {"signal": "sampled", "estimator": "score_function(1)"},
         {"signal": "sampled", "correction": "prefix_ratio"},
+        {"signal": "sampled", "reward": "modulate(0.5, 0.2)"},
     ],
     ids=str,
 )
@@ -184,6 +185,38 @@ def test_a_token_that_the_teacher_lacks_is_silent(choice):
     _, gradient = loss_and_gradient(student, objective, datums, lambda ids: signal_of(teacher, ids))
     assert gradient.isfinite().all()
     assert not gradient[is_silent].any()
+
+
+@pytest.mark.parametrize("has_reference", [False, True])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"signal": "sampled", "reward": "modulate(0.5, 0.2)"},
+        {"signal": "sampled", "reward": "add_advantage(1.0)", "correction": "ratio_clip(0.2, 0.2)"},
+        {
+            "signal": "sampled",
+            "target": "log_linear(teacher=1, student=1, reference=-1)",
+            "reward": "modulate(0.5, 0.2)",
+            "correction": "ratio_clip(0.2, 0.2)",
+        },
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_batch_without_any_signal_teaches_nothing(choice, has_reference):
+    objective = Objective.model_validate(choice)
+    tokens = build_token_batch(data(silent=True), objective)
+    student = torch.log_softmax(logits(5, STUDENT_SIZE, -1.0), dim=-1)
+    (value,) = compute_term_values(
+        student,
+        TeacherDistribution(None),
+        tokens,
+        objective,
+        TeacherDistribution(student) if has_reference else TeacherDistribution(None),
+    )
+    assert not value.is_scored.any()
+    assert not compute_coefficients(objective.losses[0], value.detach(), tokens).any()
+    (side,) = compile_objective(objective).tokens
+    assert not any(places.any() for places in side.find_dropped(value.detach(), tokens))
 
 
 def test_a_term_without_a_teacher_learns_at_every_token():

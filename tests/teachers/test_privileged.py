@@ -192,19 +192,22 @@ def test_a_sibling_is_the_first_other_correct_completion_of_the_prompt() -> None
     ]
 
 
-@given(st.lists(st.tuples(st.sampled_from("pq"), st.booleans()), min_size=1, max_size=8))
-def test_siblings_are_others_of_the_same_prompt_and_correct(batch: list[tuple[str, bool]]) -> None:
+@pytest.mark.parametrize(("field", "reward"), [("sibling", 1.0), ("failed_sibling", 0.0)])
+@given(batch=st.lists(st.tuples(st.sampled_from("pq"), st.booleans()), min_size=1, max_size=8))
+def test_siblings_are_others_of_the_same_prompt_with_the_outcome(
+    field: str, reward: float, batch: list[tuple[str, bool]]
+) -> None:
     items = [
         rollout(prompt(name), sample=number, reward=float(right))
         for number, (name, right) in enumerate(batch)
     ]
-    for item, text in zip(items, told(items, question="{sibling}"), strict=True):
-        right = [
+    for item, text in zip(items, told(items, question=f"{{{field}}}"), strict=True):
+        siblings = [
             other
             for other in items
-            if other.prompt.id == item.prompt.id and other.reward == 1 and other is not item
+            if other.prompt.id == item.prompt.id and other.reward == reward and other is not item
         ]
-        assert text == (right[0].text if right else None)
+        assert text == (siblings[0].text if siblings else None)
 
 
 def test_of_several_questions_the_first_is_asked_whose_fields_are_there() -> None:

@@ -97,9 +97,10 @@ def _add_reward(term: Term, compute_returns: Returns) -> Returns:
     def compute(values: TermValues, batch: TokenBatch, ratio: Tensor) -> Tensor:
         returns = compute_returns(values, batch, ratio)
         log_ratio = torch.zeros_like(returns)
-        if rule.reads_log_ratio:
-            assert values.teacher_logprobs is not None, "the term was checked"
-            log_ratio = values.teacher_logprobs - values.logprobs
+        if rule.reads_log_ratio and values.teacher_logprobs is not None:
+            log_ratio = torch.where(
+                values.is_scored, values.teacher_logprobs - values.logprobs, 0.0
+            )
         return rule.join(returns, ratio * comparison.compute(batch), log_ratio, arguments)
 
     return compute

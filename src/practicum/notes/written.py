@@ -36,7 +36,6 @@ from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
 from practicum.rollouts.annotating import set_note
 from practicum.rollouts.fields import (
     classify_outcome,
-    find_successes,
     list_prompt_fields,
     list_rollout_fields,
 )
@@ -420,15 +419,14 @@ def _count_shared(
 
 def _list_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
     """Return the placeholder texts by name, for each rollout."""
-    successes = find_successes(rollouts)
     groups = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts)
     return [
         {
             **_describe(rollout, groups[rollout.prompt.id]),
             **list_prompt_fields(rollout.prompt),
-            **list_rollout_fields(rollout, successes),
+            **fields,
         }
-        for rollout in rollouts
+        for rollout, fields in zip(rollouts, list_rollout_fields(rollouts), strict=True)
     ]
 
 

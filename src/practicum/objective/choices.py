@@ -24,7 +24,7 @@ class EntrySchema:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         """Return the schema."""
-        call = {"type": "string", "pattern": r"^\s*[A-Za-z_][\w.]*\s*\("}
+        call = {"type": "string", "pattern": r"^\s*[A-Za-z_][\w.:]*\s*\("}
         dotted = {"type": "string", "pattern": r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$"}
         mapping = {"type": "object", "properties": {"type": {"type": "string"}}}
         names = {"enum": TABLES[self.kind][1].list_names()}

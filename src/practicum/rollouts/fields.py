@@ -9,7 +9,10 @@ from practicum.types import Message, Prompt, Rollout
 
 Outcome = Literal["correct", "incorrect", "unknown"]
 
-ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
+SIBLINGS: Mapping[str, Outcome] = {"sibling": "correct", "failed_sibling": "incorrect"}
+"""The placeholders for another completion of the prompt, with its outcome; it may be missing."""
+
+ROLLOUT_FIELDS = ("attempt", "outcome", *SIBLINGS)
 """The placeholders for the completion itself and for the prompt's other completions."""
 
 
@@ -27,24 +30,26 @@ def list_prompt_fields(prompt: Prompt) -> dict[str, str]:
     return {name: text for name, text in texts.items() if name not in ROLLOUT_FIELDS}
 
 
-def list_rollout_fields(
-    rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]
-) -> dict[str, str]:
-    """Return the placeholder texts of a completion: notes and the known `ROLLOUT_FIELDS`."""
-    fields = {**rollout.notes, "attempt": rollout.text}
-    if classify_outcome(rollout) != "unknown":
-        fields["outcome"] = classify_outcome(rollout)
-    for sibling in successes.get(rollout.prompt.id, ()):
-        if sibling is not rollout:
-            return {**fields, "sibling": sibling.text}
-    return fields
+def list_rollout_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
+    """Return each completion's placeholder texts: its notes and its known `ROLLOUT_FIELDS`.
 
-
-def find_successes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
-    """Return the correct completions of each prompt, in the order of their sample numbers."""
-    ordered = sorted(rollouts, key=lambda rollout: rollout.sample)
-    correct = [rollout for rollout in ordered if classify_outcome(rollout) == "correct"]
-    return group_pairs((rollout.prompt.id, rollout) for rollout in correct)
+    A sibling is the first other completion with the outcome, by sample number.
+    """
+    outcomes = [classify_outcome(rollout) for rollout in rollouts]
+    ordered = sorted(zip(rollouts, outcomes, strict=True), key=lambda pair: pair[0].sample)
+    groups = group_pairs(((rollout.prompt.id, outcome), rollout) for rollout, outcome in ordered)
+    listed = []
+    for rollout, outcome in zip(rollouts, outcomes, strict=True):
+        fields = {**rollout.notes, "attempt": rollout.text}
+        if outcome != "unknown":
+            fields["outcome"] = outcome
+        for name, of_sibling in SIBLINGS.items():
+            group = groups.get((rollout.prompt.id, of_sibling), ())
+            sibling = next((member for member in group if member is not rollout), None)
+            if sibling is not None:
+                fields[name] = sibling.text
+        listed.append(fields)
+    return listed
 
 
 def show_text(

@@ -24,7 +24,7 @@ from practicum.ports import (
 )
 from practicum.rollouts.fields import (
     ROLLOUT_FIELDS,
-    find_successes,
+    SIBLINGS,
     list_prompt_fields,
     list_rollout_fields,
     show_text,
@@ -54,8 +54,8 @@ class Config(TeacherConfig):
 
     `reference` is put before the question or begins the answer, and `question` replaces the
     question. In both, `{field}` stands for a privileged field of the prompt, `{question}` for its
-    question and `{answer}` for its answer, as in `"A correct solution: {solution}"`. Three more
-    placeholders describe completions: `{attempt}`, `{outcome}` and `{sibling}`. A note of the
+    question and `{answer}` for its answer, as in `"A correct solution: {solution}"`. More
+    placeholders describe completions: `{attempt}`, `{outcome}`, `{sibling}` and `{failed_sibling}`. A note of the
     rollout has its own name, such as `{feedback}`. From several texts, the first text with all its
     fields present is shown.
     """
@@ -173,10 +173,9 @@ class PrivilegedTeacher(FollowerTeacher):
 
         Rollouts that lack a field get an empty signal, if `missing` is `silent`.
         """
-        successes = find_successes(rollouts)
         enriched: dict[int, Rollout] = {}
-        for index, rollout in enumerate(rollouts):
-            fields = list_rollout_fields(rollout, successes)
+        fields_by_rollout = list_rollout_fields(rollouts)
+        for index, (rollout, fields) in enumerate(zip(rollouts, fields_by_rollout, strict=True)):
             if not self._is_silent(rollout.prompt, fields):
                 prompt = add_context(rollout.prompt, self._config, fields)
                 enriched[index] = replace(rollout, prompt=prompt)
@@ -211,7 +210,7 @@ class PrivilegedTeacher(FollowerTeacher):
         """Return True if a field is missing and allowed to be; siblings and notes always are."""
         fields = list_prompt_fields(prompt).keys() | rollout_fields.keys()
         lacking = self._config.list_lacking(fields)
-        may_miss = all(name == "sibling" or name in self._notes for name in lacking)
+        may_miss = all(name in SIBLINGS or name in self._notes for name in lacking)
         return bool(lacking) and (self._config.missing == "silent" or may_miss)
 
 
@@ -226,7 +225,7 @@ def add_context(
     lacking = config.list_lacking(fields)
     if lacking:
         # A sibling is checked last: it is optional, so another missing field is the real error.
-        name = min(lacking, key=lambda name: name == "sibling")
+        name = min(lacking, key=lambda name: name in SIBLINGS)
         raise DataError(_explain_missing(name, prompt, config, fields))
     system = [message for message in prompt.messages if message.role == "system"]
     turns = [message for message in prompt.messages if message.role != "system"]

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from practicum.ports.notes import Note, NoteConfig, NoteContext, NoteMoment
 from practicum.rollouts.fields import (
     classify_outcome,
-    find_successes,
     list_prompt_fields,
     list_rollout_fields,
 )
@@ -41,9 +40,9 @@ class FilledNote(Note):
 
     def write(self, rollouts: Sequence[Rollout], moment: NoteMoment) -> list[str | None]:
         """Return the filled text; None without a verdict or if a field is missing."""
-        successes = find_successes(rollouts)
         return [
-            self._fill(rollout, list_rollout_fields(rollout, successes)) for rollout in rollouts
+            self._fill(rollout, fields)
+            for rollout, fields in zip(rollouts, list_rollout_fields(rollouts), strict=True)
         ]
 
     def _fill(self, rollout: Rollout, rollout_fields: dict[str, str]) -> str | None:
