@@ -1,8 +1,11 @@
-"""The generated parts of docs/methods.md, and the page of each method in docs/methods: its axes, its claim, the source
+"""The generated parts of docs/field.md, and the page of each method in docs/methods: its axes, its claim, the source
 of its formula, and the results measured here.
 """
 
+import json
+from collections.abc import Collection, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from benchmarks.papers import fingerprint, read_lines
@@ -21,6 +24,11 @@ from practicum.statistics import contains_zero, holm, t_interval, t_test
 PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
 TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
 
+
+PARTS = json.loads(
+    (Path(__file__).resolve().parents[1] / "results" / "parts.json").read_text(encoding="utf-8")
+)
+"""The parts of each recipe, and what noticed their absence (tests/papers/parts.py)."""
 
 ORDER = list(FAMILIES)
 """The families in the order of the page."""
@@ -48,12 +56,65 @@ def rows() -> list[list[str]]:
         recipe, line = _recipe(name), _line(name)
         if recipe.family != family:
             family = recipe.family
-            found.append([f"**{family}**", "", "", "", ""])
+            found.append([f"**{family}**", "", "", "", "", ""])
         gain = _gain(line).partition(" (")[0] if line else ""
+        about = recipe.about + (" (reduced)" if recipe.reduced else "")
+        formula = FORMULA[recipe.formula]
         found.append(
-            [_link(name), recipe.about, source(recipe.paper or ""), FORMULA[recipe.formula], gain]
+            [_link(name), about, source(recipe.paper or ""), formula, count_parts(name), gain]
         )
     return found
+
+
+def count_parts(name: str) -> str:
+    """Count the parts whose absence the formula's test, a reading of a run and the check of the recipe notice."""
+    witnesses = list(PARTS[name]["parts"].values())
+    numbers = [witnesses.count("formula"), sum("`" in each for each in witnesses)]
+    return ", ".join(map(str, [*numbers, witnesses.count("refused")]))
+
+
+def families() -> list[list[str]]:
+    """Return one row per family: its signal, its recipes, and what the teacher adds where a control shows it."""
+    found = []
+    for family, words in FAMILIES.items():
+        recipes = [recipe for name in PAPERS if (recipe := _recipe(name)).family == family]
+        if recipes:
+            effects = [recipe.teacher_effect for recipe in recipes]
+            counts = [effects.count(effect) for effect in ("helps", "not_shown", "harms")]
+            reduced = sum(recipe.reduced is not None for recipe in recipes)
+            found.append([family, words, *map(str, (len(recipes), reduced, *counts))])
+    return found
+
+
+def axes() -> list[list[str]]:
+    """Return one row per axis of a method: its choices with the number of recipes, and the names of few."""
+    users: dict[str, dict[str, dict[str, None]]] = {}
+    for name in PAPERS:
+        recipe = _recipe(name)
+        choices = {"source": [recipe.rollout.source.name], "teacher": [recipe.teacher.type]}
+        terms = recipe.objective.losses
+        choices["signal"] = [term.signal.name for term in terms]
+        choices["divergence"] = [term.divergence.name for term in terms if term.needs_signal]
+        choices["target"] = [term.target.name for term in terms if term.needs_signal]
+        choices["weights of tokens"] = [term.weights.name for term in terms]
+        choices["weights of answers"] = [term.samples.name for term in terms]
+        choices["correction"] = [term.correction.name for term in terms]
+        choices["reward"] = [term.reward.name.rpartition(":")[2] for term in terms]
+        for axis, values in choices.items():
+            for value in values:
+                users.setdefault(axis, {}).setdefault(value, {})[name] = None
+    return [[axis, _list_choices(by_value)] for axis, by_value in users.items()]
+
+
+def _list_choices(users: Mapping[str, Collection[str]]) -> str:
+    ordered = sorted(users.items(), key=lambda entry: -len(entry[1]))
+    return ", ".join(
+        f"`{value}` {len(names)}"
+        if len(names) > 2
+        else f"`{value}` ({', '.join(map(short, names))})"
+        for value, names in ordered
+        if value != "none"
+    )
 
 
 def _link(name: str) -> str:

@@ -216,6 +216,24 @@ def rlsd(case: Case) -> Tensor:
     )
 
 
+def rlcsd(case: Case) -> Tensor:
+    """2606.11709, released code: A + 0.5 tanh(e / 0.02) at tokens where that is above 0.02, with A's sign, in PPO's clip.
+
+    e is the log-probability after the right hint minus that after the wrong one.
+    """
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        change = 0.5 * math.tanh(float(token.lT - token.lR) / 0.02)
+        moved = advantage + (change if abs(change) > 0.02 else 0.0)
+        moved = max(moved, 0.0) if advantage > 0 else min(moved, 0.0) if advantage < 0 else 0.0
+        return clipped(ratio(token), moved)
+
+    return (
+        sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens)
+        / case.count
+    )
+
+
 def hdpo(case: Case) -> Tensor:
     """2603.23871: GRPO among the student's own answers where one is right; else 0.1 JSD on the informed model's right answers."""
     total = torch.zeros(())

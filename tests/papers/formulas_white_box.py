@@ -377,9 +377,11 @@ def iw_opd(case: Case) -> Tensor:
 
 
 def selectkd(case: Case) -> Tensor:
-    """2510.24021: forward KL where the token is among the teacher's 5 most likely."""
+    """2510.24021: forward KL, a tenth of it where the student's most likely token is not among the teacher's 5."""
     return case.token_mean(
-        lambda token: forward(token) if token.id in top_tokens(token.T, 5) else 0.0 * forward(token)
+        lambda token: (
+            forward(token) * (1.0 if int(token.S.argmax()) in top_tokens(token.T, 5) else 0.1)
+        )
     )
 
 

@@ -1,12 +1,10 @@
 """Each paper's recipe passes its check and takes two steps, at the size of a toy."""
 
 import re
-import string
 from pathlib import Path
-from typing import Any
 
 import pytest
-from toy import make_model, rows
+from toy import rows
 
 from practicum.recipe import (
     find_recipe,
@@ -18,41 +16,14 @@ from practicum.recipe import (
 )
 from practicum.runs import run
 
+from .small import make_two_models, shrink
+
 PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
-SMALL = {
-    "train.steps": 2,
-    "train.prompts_per_step": 3,
-    "train.checkpoint_every": None,
-    "train.threads": 1,
-    "rollout.n": 3,
-    "rollout.max_new_tokens": 6,
-    "evaluation.prompts": 0,
-    "student.lora": None,
-    "student.trainable_layers": None,
-}
-LONGER = {
-    "papers/caopd": {"rollout.max_new_tokens": 24},
-    "papers/distillm": {"evaluation.prompts": 2, "evaluation.every": 1},
-}
-"""Additional needs of a recipe: the statement of a confidence, one letter per token; a held-out metric."""
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model with enough characters for every recipe's prompts."""
-    return make_model(tmp_path_factory.mktemp("tiny") / "model", alphabet=string.printable, seed=1)
-
-
-def with_models(data: Any, model: Path) -> Any:
-    """Return the data with every model in it replaced."""
-    if isinstance(data, list):
-        return [with_models(item, model) for item in data]
-    if not isinstance(data, dict):
-        return data
-    return {
-        key: str(model) if key == "model" else with_models(value, model)
-        for key, value in data.items()
-    }
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_two_models(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -70,10 +41,10 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_recipe_takes_two_steps(name: str, tiny: Path, tmp_path: Path) -> None:
-    data = with_models(read_recipe(find_recipe(name)), tiny)
-    for key, value in {**SMALL, **LONGER.get(name, {})}.items():
-        section, field = key.split(".")
-        data.setdefault(section, {})[field] = value
-    result = run(parse_recipe({"name": "small", **data}, name), out=tmp_path)
+def test_a_recipe_takes_two_steps(
+    name: str, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRACTICUM_SHARED_MODELS", str(models[0].parent))
+    small = shrink(name, read_recipe(find_recipe(name)), models, steps=2)
+    result = run(parse_recipe(small, name), out=tmp_path)
     assert [row["step"] for row in rows(result.folder / "metrics.jsonl")] == [1, 2]

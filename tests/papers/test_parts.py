@@ -1,0 +1,77 @@
+"""Every part of a paper's recipe acts: without it the recipe is refused, leaves its formula, or has another reading."""
+
+import json
+
+import pytest
+
+from benchmarks.papers import fingerprint
+from practicum.recipe import list_recipe_names, load_recipe
+
+from .parts import RESULTS, examine, list_parts, switch_off
+
+PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
+
+UNSEEN = {
+    "papers/gad": ["scorers.discriminator.warmup_steps: 40"],
+    "papers/kepo": ["notes.hint.max_new_tokens: 12"],
+    "papers/rlcsd": [
+        f"{model}.teacher.{part}"
+        for model in ("teacher", "reference")
+        for part in ("weights: periodic", "period: 10")
+    ],
+    "papers/sd-zero": ["notes.revision.correct: {attempt} Let me rephrase the above solution."],
+}
+"""Parts that a small run does not show: its answers are wrong, its hints short, and its discriminator is no judge."""
+
+RESULT = json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_part_was_noticed_when_it_was_switched_off(name: str) -> None:
+    assert RESULT[name]["of"] == fingerprint(load_recipe(name)), (
+        f"the recipe changed; run PYTHONPATH=tests python -m papers.parts {name.removeprefix('papers/')}"
+    )
+    hollow = [part for part, witness in RESULT[name]["parts"].items() if not witness]
+    assert hollow == UNSEEN.get(name, [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["papers/gkd", "papers/paced", "papers/opcd"])
+def test_the_recorded_parts_are_found_again(name: str) -> None:
+    assert examine(name) == RESULT[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_all_recorded_parts_are_found_again(name: str) -> None:
+    assert examine(name) == RESULT[name]
+
+
+def test_a_part_is_a_key_a_term_or_an_argument() -> None:
+    method = {
+        "rollout": {"source": "join(teacher, 1, filter=failed_group)"},
+        "teacher": {"type": "privileged", "reference": "{answer}", "teacher": {"type": "self"}},
+        "objective": {"losses": [{"signal": "full"}, {"divergence": "jsd(0.5)"}]},
+    }
+    parts = dict(list_parts(method))
+    assert list(parts.values()) == [
+        "rollout.source: join(teacher, 1, filter=failed_group)",
+        "rollout.source: filter=failed_group",
+        "teacher: privileged",
+        "teacher.reference: {answer}",
+        "teacher.teacher: self",
+        "losses.0: full",
+        "losses.0.signal: full",
+        "losses.1: full",
+        "losses.1.divergence: jsd(0.5)",
+    ]
+    assert switch_off(method, ("rollout", "source", "filter"))["rollout"] == {
+        "source": "join(teacher, 1)"
+    }
+    assert switch_off(method, ("objective", "losses", 0))["objective"] == {
+        "losses": [{"divergence": "jsd(0.5)"}]
+    }
+    assert switch_off(method, ("teacher", "teacher"))["teacher"] == {
+        "type": "privileged",
+        "reference": "{answer}",
+    }
