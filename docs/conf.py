@@ -28,7 +28,7 @@ OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)+([^)#]+)(#[^)]*)?\)")
 MARK = re.compile(r"(?<=```yaml\n)# (?:objective|recipe|pipeline|extends|setting|overrides)\n")
 """The first line of an example, which says to the tests what it is."""
 
-FOLDERS = ("evidence", "methods")
+FOLDERS = {"evidence": "evidence", "field": "methods"}
 """Pages with a folder of generated pages."""
 
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -40,7 +40,7 @@ def prepare_page(app: Any, page: str, source: list[str]) -> None:
     if page == "index":
         source[0] += "\n".join(_build_contents(source[0]))
     if page in FOLDERS:
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{page}/*\n```\n"
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{FOLDERS[page]}/*\n```\n"
     if "/" not in page:
         source[0] = _name_files(source[0])
     source[0] = MARK.sub("", source[0])

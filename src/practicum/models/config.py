@@ -50,7 +50,9 @@ class MergeConfig(FrozenConfig):
 
     merge: tuple[str, ...] = Field(min_length=2, description="the stages")
     method: Literal["mean", "task_arithmetic", "ties"] = "mean"
-    base: str = Field(default="base", description="the stage that they began from; `mean` has none")
+    base: str = Field(
+        default="base", description="the stage that they began from; `mean` does not read it"
+    )
     scale: float = Field(default=1.0, gt=0, description="the factor of the joined changes")
     density: float = Field(
         default=0.2, gt=0, le=1, description="the share of each model's changes that `ties` keeps"
@@ -58,9 +60,9 @@ class MergeConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _refuse_unused_keys(self) -> Self:
-        used = {"mean": (), "task_arithmetic": ("base", "scale")}
-        for key in ("base", "scale", "density"):
-            if key in self.model_fields_set and key not in used.get(self.method, (key,)):
+        unused = {"mean": ("scale", "density"), "task_arithmetic": ("density",)}
+        for key in unused.get(self.method, ()):
+            if key in self.model_fields_set:
                 raise ValueError(f"method {self.method} has no {key}; remove it")
         return self
 
