@@ -67,7 +67,7 @@ def rows() -> list[list[str]]:
 
 
 def count_parts(name: str) -> str:
-    """Count the parts whose absence the formula's test, a reading of a run and the check of the recipe notice."""
+    """Count the parts that the formula's test, a reading of a run and the check of the recipe miss."""
     witnesses = list(PARTS[name]["parts"].values())
     numbers = [witnesses.count("formula"), sum("`" in each for each in witnesses)]
     return ", ".join(map(str, [*numbers, witnesses.count("refused")]))

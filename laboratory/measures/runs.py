@@ -20,6 +20,7 @@ from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.runs.opening import build_task, create_scratch_model
+from practicum.runs.pipeline import name_model_folder
 from practicum.runs.pipeline import run as run_pipeline
 from practicum.runs.stages import parse_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
@@ -208,8 +209,7 @@ def prepare_models(job: ReproductionJob) -> FindModel:
         if "stage" in model:
             return str(stages[model["stage"]])
         config = MergeConfig.model_validate({**model, "method": "task_arithmetic"})
-        digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()
-        merged = folder / "models" / f"merge-{digest[:12]}"
+        merged = folder / "models" / name_model_folder("merge", config)
         if not merged.is_dir():
             models = [stages[name] for name in config.merge]
             merge_models(config, models, stages[config.base], merged)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -46,6 +47,8 @@ def merge(folder: Path, config: MergeConfig, *seeds: int) -> Tensor:
     models = [write_model(folder / str(index), draw_weights(s)) for index, s in enumerate(seeds)]
     merge_models(config, models, None if config.method == "mean" else base, folder / "merged")
     assert (folder / "merged" / "config.json").read_text() == '{"name": "0"}'
+    with safe_open(folder / "merged" / "one.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}, "transformers reads no other file"
     return flatten(read_model(folder / "merged"))
 
 
@@ -118,7 +121,7 @@ def test_other_weights_are_refused_and_nothing_is_written(tmp_path: Path) -> Non
         with pytest.raises(ModelError, match=message.replace("(", r"\(").replace(")", r"\)")):
             merge_models(build_config("mean"), models, None, tmp_path / "merged")
     with pytest.raises(ModelError, match="a has the shapes"):
-        merge_models(build_config("ties", density=1.0), [model, model], wide, tmp_path / "merged")
+        merge_models(build_config("ties"), [model, model], wide, tmp_path / "merged")
     save_file({"a": torch.zeros(1)}, other / "model.safetensors")
     with pytest.raises(ModelError, match="only one has b"):
         merge_models(build_config("mean"), [model, other], None, tmp_path / "merged")

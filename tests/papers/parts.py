@@ -11,7 +11,6 @@ import copy
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
 from multiprocessing import Pool
 from pathlib import Path
 from textwrap import shorten
@@ -21,7 +20,7 @@ import torch
 from toy import rows
 
 from benchmarks.papers import fingerprint
-from practicum.core.calls import format_call, parse_call
+from practicum.core.calls import parse_call
 from practicum.errors import PracticumError
 from practicum.recipe import Recipe, find_recipe, list_recipe_names, merge_recipes, parse_recipe
 from practicum.recipe.layers import merge_layers, read_layers
@@ -52,17 +51,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="such as gkd; none: every paper's recipe")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    names = [name for name in list_recipe_names() if name.startswith("papers/")]
-    if options.names:
-        names = [name for name in names if name.removeprefix("papers/") in options.names]
+    packaged = [name for name in list_recipe_names() if name.startswith("papers/")]
+    names = [f"papers/{name}" for name in options.names] or packaged
+    if unknown := sorted({*names} - {*packaged}):
+        parser.error(f"no recipe {', '.join(unknown)}")
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     with Pool(options.jobs) as pool:
         for name, result in zip(names, pool.imap(examine, names), strict=True):
             results[name] = result
             for part, witness in result["parts"].items():
                 print(f"{name}: {part}: {witness or 'nothing'}", flush=True)
-    packaged = {name: results[name] for name in list_recipe_names() if name in results}
-    RESULTS.write_text(json.dumps(packaged, indent=1) + "\n", encoding="utf-8")
+            ordered = {name: results[name] for name in packaged if name in results}
+            RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
 def examine(name: str) -> dict[str, Any]:
@@ -76,6 +76,9 @@ def examine(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         read_small_run = _prepare_small_runs(name, Path(folder))
         before = read_small_run(merge_recipes(setting, method))
+        # Otherwise every part would seem to be noticed, or none.
+        assert not _compare_formula(name, whole, whole), f"{name} is not its formula"
+        assert not isinstance(before, str), f"{name} does not run: {before}"
         for place, words in list_parts(method):
             data = merge_recipes(setting, switch_off(method, place))
             try:
@@ -99,13 +102,12 @@ def _prepare_small_runs(name: str, folder: Path) -> Callable[[Mapping[str, Any]]
     It returns the metrics of each step, or the error that ended the run.
     """
     models, steps = (None, REAL[name]) if name in REAL else (make_two_models(folder), None)
-    numbers = count()
 
     def read_small_run(recipe_data: Mapping[str, Any]) -> Any:
         try:
             small = parse_recipe(shrink(name, recipe_data, models, steps), name)
-            out = folder / f"runs-{next(numbers)}"
-            return rows(run(small, out=out, progress=False).folder / "metrics.jsonl")
+            with tempfile.TemporaryDirectory(dir=folder) as out:
+                return rows(run(small, out=out, progress=False).folder / "metrics.jsonl")
         except PracticumError as error:
             return str(error)
 
@@ -127,8 +129,8 @@ def _compare_formula(name: str, recipe: Recipe, whole: Recipe) -> str:
 
 def _compare_runs(before: Any, after: Any) -> str:
     """Return the name of the first reading that differs."""
-    if isinstance(before, str) or isinstance(after, str):
-        return "" if before == after else REFUSED
+    if isinstance(after, str):
+        return REFUSED
     for old, new in zip(before, after, strict=False):
         for reading in [*old, *(new.keys() - old.keys())]:
             if old.get(reading) != new.get(reading):
@@ -176,11 +178,8 @@ def switch_off(method: Mapping[str, Any], place: Place) -> dict[str, Any]:
             assert number == len(place) - 2
             call, positional, keywords = parse_call(section[key])
             del keywords[place[-1]]
-            inside = {**{str(index): value for index, value in enumerate(positional)}, **keywords}
-            text = format_call(call, inside)
-            for index in range(len(positional)):
-                text = text.replace(f"{index}=", "", 1)
-            section[key] = text
+            named = [f"{name}={value}" for name, value in keywords.items()]
+            section[key] = f"{call}({', '.join([*map(str, positional), *named])})"
             return changed
         section = section[key]
     del section[place[-1]]

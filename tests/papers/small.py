@@ -33,7 +33,7 @@ SPECIAL = {
     "papers/crisp": {"train.steps": 52},
     "papers/distillm": {"train.steps": 48, "evaluation.prompts": 2, "evaluation.every": 1},
 }
-"""Additional needs of a recipe: a confidence in letters, equal answers, a held-out metric, some steps more."""
+"""Additional needs of a recipe: a confidence in letters, more turns of a game, a held-out metric, more steps."""
 
 
 def make_two_models(folder: Path) -> tuple[Path, Path]:

@@ -19,7 +19,8 @@ class TokenStatistics:
     `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
     is true for supervised tokens. `sampled_rank` is the number of tokens that the teacher finds
     more likely than this token, and `greedy_rank` than the student's most likely token. `special`
-    is true for tokens outside the text, such as the stop token. `turns` numbers the turns of a conversation from 0.
+    is true for tokens outside the text, such as the stop token. `turns` numbers the turns of a
+    conversation from 0.
     """
 
     loss_mask: Bool[Tensor, " T"] | Float[Tensor, " T"]

@@ -187,13 +187,13 @@ class LogitSide:
         """Return the ranks that the weights need, by name: how many tokens the teacher finds more
         likely than the sampled one, or than the student's most likely one.
         """
-        if teacher is None or not self.ranks:
-            return {}
-        proposed = {"sampled_rank": tokens, "greedy_rank": student.argmax(dim=-1)}
-        return {
-            name: (teacher > F.gather_logprobs(teacher, proposed[name])[:, None]).sum(dim=-1)
-            for name in self.ranks
-        }
+        ranks: dict[str, Tensor] = {}
+        if teacher is None:
+            return ranks
+        for name in self.ranks:
+            proposed = tokens if name == "sampled_rank" else student.argmax(dim=-1)
+            ranks[name] = (teacher > F.gather_logprobs(teacher, proposed)[:, None]).sum(dim=-1)
+        return ranks
 
     @torch.no_grad()
     def compute_state_values(

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from practicum.errors import ModelError
 from practicum.models.config import MergeConfig
 from practicum.models.files import name_when_complete
-from practicum.models.tensors import write_tensors
 
 
 def merge_models(config: MergeConfig, models: Sequence[Path], base: Path | None, out: Path) -> None:
@@ -28,9 +28,7 @@ def merge_models(config: MergeConfig, models: Sequence[Path], base: Path | None,
     folders = [*models, *([] if base is None else [base])]
     files = [_find_weights(folder) for folder in folders]
     for folder, weights in zip(folders, files, strict=True):
-        if weights.keys() != files[0].keys():
-            name = min(weights.keys() ^ files[0].keys())
-            raise ModelError(f"{folder} and {models[0]} cannot be merged: only one has {name}")
+        _check_equal(models[0], files[0], folder, weights)
     is_trimmed = config.method == "ties" and config.density < 1.0
     thresholds = [
         _find_threshold(weights, files[-1], config.density) if is_trimmed else 0.0
@@ -41,9 +39,12 @@ def merge_models(config: MergeConfig, models: Sequence[Path], base: Path | None,
         for file in sorted(set(files[0].values())):
             merged = {}
             for name in (name for name, path in files[0].items() if path == file):
-                joined = _join(config, _read_all(name, files, folders), thresholds)
-                merged[name] = joined.to(_read(name, files[0]).dtype)
-            write_tensors(staging / file.name, merged)
+                weights = [_read(name, paths) for paths in files]
+                stacked = torch.stack([weight.float() for weight in weights])
+                joined = _join(config, stacked, thresholds)
+                merged[name] = joined.to(weights[0].dtype).contiguous()
+            # transformers reads files with this entry only.
+            save_file(merged, staging / file.name, metadata={"format": "pt"})
 
 
 def _join(config: MergeConfig, weights: Tensor, thresholds: Sequence[float]) -> Tensor:
@@ -70,16 +71,20 @@ def _find_threshold(files: Mapping[str, Path], base: Mapping[str, Path], share: 
     return flat.kthvalue(len(flat) - count + 1).values.item()
 
 
-def _read_all(name: str, files: Sequence[Mapping[str, Path]], models: Sequence[Path]) -> Tensor:
-    """Return a weight of every model in float32. Raises ModelError if their shapes differ."""
-    weights = [_read(name, paths).float() for paths in files]
-    for model, weight in zip(models, weights, strict=True):
-        if weight.shape != weights[0].shape:
+def _check_equal(
+    first: Path, files: Mapping[str, Path], second: Path, second_files: Mapping[str, Path]
+) -> None:
+    """Raise ModelError if two models differ in the names or shapes of their weights."""
+    if files.keys() != second_files.keys():
+        name = min(files.keys() ^ second_files.keys())
+        raise ModelError(f"{second} and {first} cannot be merged: only one has {name}")
+    for name in files:
+        shapes = [_read_shape(name, second_files), _read_shape(name, files)]
+        if shapes[0] != shapes[1]:
             raise ModelError(
-                f"{model} and {models[0]} cannot be merged: {name} has the shapes "
-                f"{tuple(weight.shape)} and {tuple(weights[0].shape)}"
+                f"{second} and {first} cannot be merged: {name} has the shapes {shapes[0]} and "
+                f"{shapes[1]}"
             )
-    return torch.stack(weights)
 
 
 def _find_weights(folder: Path) -> dict[str, Path]:
@@ -91,6 +96,11 @@ def _find_weights(folder: Path) -> dict[str, Path]:
     if not paths:
         raise ModelError(f"{folder}: no safetensors file, so it cannot be merged")
     return paths
+
+
+def _read_shape(name: str, files: Mapping[str, Path]) -> tuple[int, ...]:
+    with safe_open(files[name], framework="pt") as file:
+        return tuple(file.get_slice(name).get_shape())
 
 
 def _read(name: str, files: Mapping[str, Path]) -> Tensor:

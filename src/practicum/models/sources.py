@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from practicum.errors import ModelError, suggest_install
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.files import digest_file, read_settings
@@ -76,6 +78,12 @@ def _find_source(model: str) -> str:
             f"'Qwen/Qwen3-0.6B', and not one of the packaged models ({', '.join(PACKAGED)})"
         )
     return model
+
+
+def find_folder(source: str) -> Path:
+    """Return the folder of a model; a hub name was loaded before, so it is in the local cache."""
+    folder = Path(source)
+    return folder if folder.is_dir() else Path(snapshot_download(source, local_files_only=True))
 
 
 def is_adapter_folder(source: str) -> bool:

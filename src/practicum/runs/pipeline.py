@@ -19,7 +19,7 @@ from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import Interrupted, RecipeError
 from practicum.models.config import MergeConfig, ModelConfig, ScratchConfig
 from practicum.models.merging import merge_models
-from practicum.models.sources import locate
+from practicum.models.sources import find_folder, locate
 from practicum.recipe import Recipe
 from practicum.recipe.methods import describe_method
 from practicum.report.pipeline import write_pipeline_report
@@ -261,19 +261,20 @@ class _PipelineRun:
 
     def _merge_models(self, config: MergeConfig) -> str:
         """Return the folder of merged students; the first call merges them."""
-        folder = self.run_dir.models / _name_model("merge", config)
+        folder = self.run_dir.models / name_model_folder("merge", config)
         if not folder.is_dir():
             self.console.event(f"merging models: {config.method} of {', '.join(config.merge)}")
             models = [Path(self._resolve_model({"stage": name})) for name in config.merge]
             base = None
             if config.method != "mean":
-                base = Path(locate(ModelConfig(model=self._resolve_model({"stage": config.base}))))
+                model = self._resolve_model({"stage": config.base})
+                base = find_folder(locate(ModelConfig(model=model)))
             merge_models(config, models, base, folder)
         return str(folder)
 
     def _create_scratch_model(self, config: ScratchConfig) -> str:
         """Return the folder of a from-scratch model; all stages share it and the task."""
-        name = _name_model("scratch", config)
+        name = name_model_folder("scratch", config)
         folder = self.run_dir.models / name
         if not folder.is_dir():
             recipe = self.pipeline.recipe
@@ -327,7 +328,7 @@ class _PipelineRun:
         self.console.finish(rows)
 
 
-def _name_model(kind: str, config: ScratchConfig | MergeConfig) -> str:
+def name_model_folder(kind: str, config: ScratchConfig | MergeConfig) -> str:
     """Return the folder name of a model with these settings."""
     return f"{kind}-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]}"
 

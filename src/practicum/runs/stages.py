@@ -278,7 +278,7 @@ def _build_stage(
         and isinstance(base, Mapping)
         and student.get("model") == base.get("model")
     ):
-        stage["student"] = {**student, "model": _name_model(start)}
+        stage["student"] = {**student, "model": _build_start(start)}
 
     def name_start(model: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"stage": start} if model == {"stage": START} and isinstance(start, str) else model
@@ -286,7 +286,7 @@ def _build_stage(
     return Stage(index + 1, name, start, _replace_models(stage, name_start))
 
 
-def _name_model(start: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _build_start(start: str | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the model that a stage starts from."""
     return {"stage": start} if isinstance(start, str) else start
 
@@ -318,7 +318,7 @@ def _list_stage_problems(
         )
     if stage.name in names[: stage.number - 1]:
         yield f"name: an earlier stage already has the name {stage.name!r}; names must be unique"
-    if isinstance(student, Mapping) and student.get("model") != _name_model(stage.start):
+    if isinstance(student, Mapping) and student.get("model") != _build_start(stage.start):
         yield (
             "student.model: `start` selects the student of a stage; set the first model in the "
             "shared sections next to `stages`"

@@ -55,9 +55,9 @@ class Config(TeacherConfig):
     `reference` is put before the question or begins the answer, and `question` replaces the
     question. In both, `{field}` stands for a privileged field of the prompt, `{question}` for its
     question and `{answer}` for its answer, as in `"A correct solution: {solution}"`. More
-    placeholders describe completions: `{attempt}`, `{outcome}`, `{sibling}` and `{failed_sibling}`. A note of the
-    rollout has its own name, such as `{feedback}`. From several texts, the first text with all its
-    fields present is shown.
+    placeholders describe completions: `{attempt}`, `{outcome}`, `{sibling}` and
+    `{failed_sibling}`. A note of the rollout has its own name, such as `{feedback}`. From several
+    texts, the first text with all its fields present is shown.
     """
 
     type: Literal["privileged"] = "privileged"

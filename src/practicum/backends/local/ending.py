@@ -12,11 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from practicum.backends.local.language_model import LanguageModel, find_body
 from practicum.backends.local.loading import open_files
-from practicum.backends.local.residency import find_folder
 from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ModelConfig
-from practicum.models.sources import is_adapter_folder
+from practicum.models.sources import find_folder, is_adapter_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor
@@ -27,7 +26,7 @@ from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig
 from practicum.models.digests import ModelRecord
-from practicum.models.sources import is_adapter_folder
+from practicum.models.sources import find_folder, is_adapter_folder
 from practicum.objective import EVERY_SIGNAL, Signal
 from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -257,12 +256,6 @@ def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
         f"{loaded.source}: the weights of the head ({', '.join(names)}) are not in the folder as "
         "the model uses them, so they cannot be read separately; set residency: swap or resident"
     )
-
-
-def find_folder(source: str) -> Path:
-    """Return the folder of a model; a hub name was just loaded, so it is in the local cache."""
-    folder = Path(source)
-    return folder if folder.is_dir() else Path(snapshot_download(source, local_files_only=True))
 
 
 def _read_rows(path: Path, key: str, rows: int, dtype: torch.dtype) -> Tensor:
