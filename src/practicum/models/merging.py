@@ -26,9 +26,14 @@ def merge_models(config: MergeConfig, models: Sequence[Path], base: Path | None,
     differ in the names or shapes of their weights.
     """
     folders = [*models, *([] if base is None else [base])]
-    files = [_find_weights(folder) for folder in folders]
-    for folder, weights in zip(folders, files, strict=True):
-        _check_equal(models[0], files[0], folder, weights)
+    files, shapes = zip(*map(_find_weights, folders), strict=True)
+    for folder, folder_shapes in zip(folders, shapes, strict=True):
+        for name in sorted({**shapes[0], **folder_shapes}):
+            if folder_shapes.get(name) != shapes[0].get(name):
+                raise ModelError(
+                    f"{folder} and {models[0]} cannot be merged: {name} has the shapes "
+                    f"{folder_shapes.get(name, 'none')} and {shapes[0].get(name, 'none')}"
+                )
     is_trimmed = config.method == "ties" and config.density < 1.0
     thresholds = [
         _find_threshold(weights, files[-1], config.density) if is_trimmed else 0.0
@@ -71,36 +76,18 @@ def _find_threshold(files: Mapping[str, Path], base: Mapping[str, Path], share: 
     return flat.kthvalue(len(flat) - count + 1).values.item()
 
 
-def _check_equal(
-    first: Path, files: Mapping[str, Path], second: Path, second_files: Mapping[str, Path]
-) -> None:
-    """Raise ModelError if two models differ in the names or shapes of their weights."""
-    if files.keys() != second_files.keys():
-        name = min(files.keys() ^ second_files.keys())
-        raise ModelError(f"{second} and {first} cannot be merged: only one has {name}")
-    for name in files:
-        shapes = [_read_shape(name, second_files), _read_shape(name, files)]
-        if shapes[0] != shapes[1]:
-            raise ModelError(
-                f"{second} and {first} cannot be merged: {name} has the shapes {shapes[0]} and "
-                f"{shapes[1]}"
-            )
-
-
-def _find_weights(folder: Path) -> dict[str, Path]:
-    """Return the file that holds each weight of a model folder."""
-    paths: dict[str, Path] = {}
+def _find_weights(folder: Path) -> tuple[dict[str, Path], dict[str, list[int]]]:
+    """Return the file that holds each weight of a model folder, and the weight's shape."""
+    files: dict[str, Path] = {}
+    shapes: dict[str, list[int]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            paths |= dict.fromkeys(file.keys(), path)
-    if not paths:
+            names = file.keys()
+            for name in names:
+                files[name], shapes[name] = path, file.get_slice(name).get_shape()
+    if not files:
         raise ModelError(f"{folder}: no safetensors file, so it cannot be merged")
-    return paths
-
-
-def _read_shape(name: str, files: Mapping[str, Path]) -> tuple[int, ...]:
-    with safe_open(files[name], framework="pt") as file:
-        return tuple(file.get_slice(name).get_shape())
+    return files, shapes
 
 
 def _read(name: str, files: Mapping[str, Path]) -> Tensor:
