@@ -253,7 +253,7 @@ def draw_real_recipe(number: int) -> tuple[dict[str, Any], dict[str, list[dict[s
             "learning_rate": draw.choice([0.00007, 0.0001, 0.00015]),
             "schedule": "linear",
         },
-        "train": {"steps": 8, "prompts_per_step": 16 // answers, "threads": 1},
+        "train": {"steps": 24, "prompts_per_step": 16 // answers, "threads": 1},
         "evaluation": {"prompts": 36, "max_new_tokens": 24, "teacher": False, "every": 4},
     }
     return recipe, rows
