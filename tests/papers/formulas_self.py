@@ -127,7 +127,7 @@ def context_distillation(case: Case) -> Tensor:
 
 
 def skill_sd(case: Case) -> Tensor:
-    """2604.10674: GRPO and 0.001 rho k3(T / S), where the gradient also goes through rho."""
+    """2604.10674: GRPO and 0.3 rho k3(T / S), where the gradient also goes through rho."""
     total = torch.zeros(())
     for row in case.sequences:
         advantage = group_advantage(case, row)
@@ -135,7 +135,7 @@ def skill_sd(case: Case) -> Tensor:
             rho, log_r = ratio(token), token.lT - token.lS
             surrogate = torch.minimum(rho * advantage, rho.clamp(0.8, 1.2) * advantage)
             k3 = torch.exp(log_r) - 1 - log_r
-            total = total + (-surrogate + 0.001 * rho * k3) / len(row.tokens)
+            total = total + (-surrogate + 0.3 * rho * k3) / len(row.tokens)
     return total / len(case.sequences)
 
 

@@ -146,6 +146,7 @@ class TaskSection(TypedDict, total=False):
             "reasoning_gym",
             "reverse",
             "served",
+            "shell",
             "skills",
             "sokoban",
             "tools",
@@ -203,6 +204,10 @@ class TaskSection(TypedDict, total=False):
     host: str
     port: int
     token_file: str | None
+    files: int
+    least_wrong: int
+    turn_rewards: bool
+    train_seed: int | None
     skills: Sequence[str]
     boxes: int
     walls: float
@@ -221,8 +226,6 @@ class TaskSection(TypedDict, total=False):
     runs_code_here: bool
     spread: int
     noise: float
-    turn_rewards: bool
-    train_seed: int | None
 
 
 class RolloutSection(TypedDict, total=False):

@@ -1,0 +1,160 @@
+"""The shell: its commands by hand, the tests in the sandbox, an expert that repairs, and a run."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from practicum.methods.shell.shell import (
+    Config,
+    FileTest,
+    Project,
+    Shell,
+    ShellTask,
+    build,
+    draw_project,
+)
+from practicum.ports import TaskContext
+from practicum.runs.pipeline import run
+from practicum.types import Prompt, Rollout
+
+
+def build_task(**settings: object) -> ShellTask:
+    task = build(
+        Config.model_validate({"train_size": 8, "heldout_size": 4, **settings}),
+        TaskContext(0, Path()),
+    )
+    assert isinstance(task, ShellTask)
+    return task
+
+
+@pytest.fixture(scope="module")
+def task() -> ShellTask:
+    return build_task(files=3, least_wrong=2)
+
+
+def passes(text: str, test: FileTest) -> bool:
+    """Run a test without the sandbox, for texts of this file."""
+    return eval(text, {"x": test.x}) == test.value
+
+
+def test_a_repair_by_hand() -> None:
+    project = Project({"a": "x+1", "b": "8-x"}, {"a": FileTest(2, 3), "b": FileTest(1, 5)})
+    shell = Shell(project, passes)
+    conversation = {
+        "ls": "a b",
+        "test": "b(1)=5",
+        "cat b": "8-x",
+        "cat c": "?",
+        "rm -r /": "?",
+        "echo 6-x > c": "?",
+        "echo 6-x > b": "",
+        " test ": "ok",
+    }
+    for command, output in conversation.items():
+        assert shell.execute(command) == output
+    assert shell.is_open and shell.execute("exit") == "" and not shell.is_open
+    assert shell.files == {"a": "x+1", "b": "6-x"}
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 8), st.data())
+def test_projects_have_the_wrong_files_that_are_asked_for(
+    seed: int, files: int, data: st.DataObject
+) -> None:
+    wrong = data.draw(st.integers(1, files))
+    project = draw_project(Config(files=files, least_wrong=wrong), seed)
+    failures = [
+        name for name, test in project.tests.items() if not passes(project.files[name], test)
+    ]
+    assert len(project.files) == files and wrong <= len(failures) <= files
+    for name in failures:
+        repaired = project.tests[name].write_repaired(project.files[name])
+        assert passes(repaired, project.tests[name])
+        assert len(repaired) == len(project.files[name]) == 3, "only the digit differs"
+
+
+def play(task: ShellTask, prompt: Prompt, turns: list[str]) -> list[str]:
+    """Let the expert continue after some turns; return all turns."""
+    episode, turns = task.open(prompt, 0), list(turns)
+    for turn in turns:
+        assert episode.step(turn).message is not None
+    while True:
+        chances = task.expert(prompt, turns)
+        assert sum(chances.values()) == pytest.approx(1)
+        turns.append(max(chances, key=chances.__getitem__))
+        message = episode.step(turns[-1]).message
+        assert set(turns[-1]) <= set(task.letters)
+        if message is None:
+            return turns
+        assert set(message.content) <= set(task.letters)
+
+
+def rate(task: ShellTask, prompt: Prompt, turns: list[str]) -> float | None:
+    return task.reward(Rollout.from_text(prompt, *turns))
+
+
+def test_the_expert_repairs_also_what_the_student_broke(task: ShellTask) -> None:
+    for prompt in [*task.train_prompts(), *task.heldout_prompts()]:
+        clean = play(task, prompt, [])
+        assert len(clean) in (8, 11) and rate(task, prompt, clean) == 1
+        assert rate(task, prompt, clean[:-3]) == 0, "the last file is wrong"
+        broken = play(task, prompt, ["echo x+x > a", "cat c", "wait", "echo (x > b"])
+        assert broken[-1] == "exit" and rate(task, prompt, broken) == 1
+    assert task.letters and task.opens_episodes and task.has_expert
+
+
+@pytest.mark.parametrize(
+    "text", ["__import__('os').system('id')", "9**9**9", "x+1;a=5", "(" * 90, "x\x00", "y"]
+)
+def test_what_is_no_sum_fails_its_test_and_harms_nothing(task: ShellTask, text: str) -> None:
+    prompt = task.train_prompts()[0]
+    episode = task.open(prompt, 0)
+    for name in "abc":
+        episode.step(f"echo {text} > {name}")
+    message = episode.step("test").message
+    assert message is not None and message.content.startswith("a(")
+    assert rate(task, prompt, [f"echo {text} > {name}" for name in "abc"]) == 0
+
+
+def test_rewards_of_turns_sum_to_the_share_that_was_repaired() -> None:
+    task = build_task(files=4, least_wrong=2, turn_rewards=True, turns=16)
+    for prompt in task.train_prompts():
+        episode = task.open(prompt, 0)
+        steps = [episode.step(turn) for turn in play(task, prompt, [])]
+        rewards = [step.reward or 0.0 for step in steps]
+        repairs = sum(reward > 0 for reward in rewards)
+        assert repairs >= 2 and sum(rewards) == pytest.approx(repairs / 4)
+    step = task.open(task.train_prompts()[0], 0).step("make")
+    assert step.calls[0].outcome == "unknown" and step.reward == 0
+
+
+def test_the_shell_closes_after_its_turns() -> None:
+    task = build_task(turns=2)
+    episode = task.open(task.train_prompts()[0], 0)
+    assert episode.step("ls").message is not None
+    assert episode.step("ls").message is None
+
+
+def test_more_wrong_files_than_files_are_refused() -> None:
+    with pytest.raises(ValidationError, match="6 of 5 files cannot be wrong; lower least_wrong"):
+        Config(least_wrong=6)
+
+
+def test_a_training_seed_changes_only_the_training_projects() -> None:
+    first, second = build_task(seed=3), build_task(seed=3, train_seed=4)
+
+    def list_first_failures(task: ShellTask, part: list[Prompt]) -> list[str]:
+        episodes = [task.open(prompt, 0).step("test").message for prompt in part]
+        return [message.content for message in episodes if message is not None]
+
+    heldout, train = first.heldout_prompts(), first.train_prompts()
+    assert list_first_failures(first, [*heldout]) == list_first_failures(second, [*heldout])
+    assert list_first_failures(first, [*train]) != list_first_failures(second, [*train])
+
+
+def test_every_stage_of_the_recipe_runs(tmp_path: Path) -> None:
+    changes = ["train.steps=1", "train.prompts_per_step=4", "evaluation.prompts=2"]
+    result = run("pipelines/shell", changes, out=tmp_path)
+    assert [stage["steps"] for stage in result.summary["stages"]] == [1] * 4
