@@ -18,6 +18,9 @@ SMALLEST_LOSS = 0.1
 ROUND, TUNING = 19, range(15)
 """Setups per round, which has each fault once, and the rounds that were used to choose thresholds."""
 
+NEWEST = 20
+"""The first round that ran after the newest monitor, M41, was added."""
+
 Row = Mapping[str, Any]
 
 
@@ -153,16 +156,18 @@ def render_alarms(rows: Sequence[Row] | None = None) -> str:
         [[row for row in group if row["models"] == models] for group in (bad, good)]
         for models in ("toy", "smollm2")
     )
+    newest = [[row for row in group if row["number"] // ROUND >= NEWEST] for group in toys]
     table = [
         [title, *(_format_share(group, lambda row: bool(row["alarms"])) for group in groups)]
         for title, groups in (
             ("any, toys used to choose thresholds", tuned),
             ("any, other toys", toys),
+            ("any, toys that ran after the newest monitor was added", newest),
             ("any, the 135M model", real),
         )
     ]
     without = (_format_share(group, lambda row: bool({*row["alarms"]} - {"M41"})) for group in toys)
-    table.insert(2, ["any but M41, other toys", *without])
+    table.insert(3, ["any but M41, other toys", *without])
     for name, monitor in MONITORS.items():
         counts = [sum(name in row["alarms"] for row in group) for group in (bad, good)]
         if any(counts):
