@@ -21,6 +21,9 @@ Grade = Literal["published", "proposed"]
 
 TINY = 1e-12
 
+CERTAIN = 0.3
+"""Nats per token: the entropy of a teacher below which a student that is surer has lost nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -104,9 +107,14 @@ def find_worst(results: list[RuleResult]) -> RuleResult | None:
 
 
 def is_sharper_than_teacher(view: StepView) -> bool | None:
-    """Return True if student entropy is under half the teacher's, or None if one is not known."""
+    """Return True if student entropy is under half the teacher's, or None if one is not known.
+
+    False beside a teacher that is `CERTAIN` itself.
+    """
     student, teacher = view.smooth("student_entropy"), view.smooth("teacher_entropy")
-    return None if student is None or teacher is None else student < 0.5 * teacher
+    if student is None or teacher is None:
+        return None
+    return student < 0.5 * teacher and teacher >= CERTAIN
 
 
 def require_limit(limit: float | None) -> float:

@@ -93,7 +93,7 @@ def judge_entropy_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M12",
     "student entropy",
-    "at most {change:g} times the baseline or {level:g} nats, and under half of the teacher's",
+    "at most {change:g} times the baseline or {level:g} nats, and under half of the teacher's, which is 0.3 or more",
     (patches.use_bounded_divergence, patches.halve_learning_rate),
     "2603.07079",
     level=0.1,
