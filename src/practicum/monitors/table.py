@@ -109,7 +109,7 @@ def find_worst(results: list[RuleResult]) -> RuleResult | None:
 def is_sharper_than_teacher(view: StepView) -> bool | None:
     """Return True if student entropy is under half the teacher's, or None if one is not known.
 
-    False beside a teacher that is `CERTAIN` itself.
+    False if the teacher is nearly certain, too: its entropy is under `CERTAIN`.
     """
     student, teacher = view.smooth("student_entropy"), view.smooth("teacher_entropy")
     if student is None or teacher is None:

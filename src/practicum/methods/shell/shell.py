@@ -93,7 +93,7 @@ class FileTest:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The files as they are at first, and a test of each."""
+    """The initial files, and a test of each."""
 
     files: Mapping[str, str]
     tests: Mapping[str, FileTest]
@@ -243,7 +243,7 @@ class ShellTask(Task):
 
 
 def list_commands(names: str) -> list[str]:
-    """Return the commands except `exit`; a file that is written gets a text like those of projects."""
+    """Return the commands except `exit`; `echo` writes texts in the two forms of a project."""
     texts = [form.format(digit) for form in FORMS for digit in range(10)]
     echoes = [f"echo {text} > {name}" for name in names for text in texts]
     return ["ls", "test", *(f"cat {name}" for name in names), *echoes]
