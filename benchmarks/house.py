@@ -37,7 +37,7 @@ Place = tuple[str, int, str]
 
 
 BUDGET = {
-    "lines": 97_300,
+    "lines": 97_350,
     "lines of the core": 90_000,
     "statements of the core": 44_000,
     "protocols and abstract classes": 30,

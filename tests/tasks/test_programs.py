@@ -46,6 +46,8 @@ def test_the_worked_answer_has_the_value_from_left_to_right(
         (["a=1/0"], 0),
         (["a=9**9**9"], 0),
         (["a=True"], 0),
+        (["a=__debug__"], 0),
+        (["a=__builtins__"], 0),
         (["a='x'"], 0),
         (["a=0.5"], 0),
         (["a=999999999", "a*=2"], 1),

@@ -55,6 +55,9 @@ def _execute(line: str, variables: dict[str, int]) -> str | None:
     target = _find_target(tree)
     if target is None or not all(isinstance(node, ALLOWED) for node in ast.walk(tree)):
         return None
+    # Python knows `__debug__` and `__builtins__` in every program.
+    if any(isinstance(node, ast.Name) and node.id.startswith("__") for node in ast.walk(tree)):
+        return None
     numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     if not all(type(number) is int and number <= MAX_VALUE for number in numbers):
         return None

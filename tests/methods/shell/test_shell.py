@@ -1,5 +1,7 @@
 """The shell: its commands by hand, the tests in the sandbox, an expert that repairs, and a run."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from practicum.errors import DataError
 from practicum.methods.shell.shell import (
     Config,
     FileTest,
@@ -15,9 +18,11 @@ from practicum.methods.shell.shell import (
     ShellTask,
     build,
     draw_project,
+    draw_projects,
 )
 from practicum.ports import TaskContext
 from practicum.runs.pipeline import run
+from practicum.sandbox.deadline import VerifierProcess
 from practicum.types import Prompt, Rollout
 
 
@@ -37,24 +42,27 @@ def task() -> ShellTask:
 
 def passes(text: str, test: FileTest) -> bool:
     """Run a test without the sandbox, for texts of this file."""
-    return eval(text, {"x": test.x}) == test.value
+    values = [eval(text, {"x": test.x + step}) for step in (0, 1)]
+    return values == [test.value, test.value + test.slope]
 
 
 def test_a_repair_by_hand() -> None:
-    project = Project({"a": "x+1", "b": "8-x"}, {"a": FileTest(2, 3), "b": FileTest(1, 5)})
+    project = Project({"a": "x+1", "b": "8-x"}, {"a": FileTest(2, 3, 1), "b": FileTest(1, 5, -1)})
     shell = Shell(project, passes)
-    conversation = {
-        "ls": "a b",
-        "test": "b(1)=5",
-        "cat b": "8-x",
-        "cat c": "?",
-        "rm -r /": "?",
-        "echo 6-x > c": "?",
-        "echo 6-x > b": "",
-        " test ": "ok",
-    }
-    for command, output in conversation.items():
-        assert shell.execute(command) == output
+    conversation = [
+        ("ls", "a b"),
+        ("test", "b(1)=5"),
+        ("cat b", "8-x"),
+        ("cat c", None),
+        ("rm -r /", None),
+        ("echo 6-x > c", None),
+        ("echo 5 > b", ""),
+        ("test", "b(1)=5"),
+        ("echo 6-x > b", ""),
+        (" test ", "ok"),
+    ]
+    for command, output in conversation:
+        assert shell.execute(command) == output, command
     assert shell.is_open and shell.execute("exit") == "" and not shell.is_open
     assert shell.files == {"a": "x+1", "b": "6-x"}
 
@@ -70,7 +78,7 @@ def test_projects_have_the_wrong_files_that_are_asked_for(
     ]
     assert len(project.files) == files and wrong <= len(failures) <= files
     for name in failures:
-        repaired = project.tests[name].write_repaired(project.files[name])
+        repaired = project.tests[name].write_repaired()
         assert passes(repaired, project.tests[name])
         assert len(repaired) == len(project.files[name]) == 3, "only the digit differs"
 
@@ -119,7 +127,7 @@ def test_what_is_no_sum_fails_its_test_and_harms_nothing(task: ShellTask, text: 
 
 
 def test_rewards_of_turns_sum_to_the_share_that_was_repaired() -> None:
-    task = build_task(files=4, least_wrong=2, turn_rewards=True, turns=16)
+    task = build_task(files=4, least_wrong=2, turn_rewards=True)
     for prompt in task.train_prompts():
         episode = task.open(prompt, 0)
         steps = [episode.step(turn) for turn in play(task, prompt, [])]
@@ -131,15 +139,70 @@ def test_rewards_of_turns_sum_to_the_share_that_was_repaired() -> None:
 
 
 def test_the_shell_closes_after_its_turns() -> None:
-    task = build_task(turns=2)
+    task = build_task(files=1, least_wrong=1, turns=5)
     episode = task.open(task.train_prompts()[0], 0)
-    assert episode.step("ls").message is not None
-    assert episode.step("ls").message is None
+    replies = [episode.step("ls").message for _ in range(5)]
+    assert replies[3] is not None and replies[4] is None
 
 
-def test_more_wrong_files_than_files_are_refused() -> None:
-    with pytest.raises(ValidationError, match="6 of 5 files cannot be wrong; lower least_wrong"):
-        Config(least_wrong=6)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"least_wrong": 6}, "6 of 5 files cannot be wrong; lower least_wrong"),
+        (
+            {"turns": 16},
+            "the expert needs 17 turns for 5 wrong files, and turns is 16; raise turns",
+        ),
+    ],
+)
+def test_projects_that_no_expert_can_repair_are_refused(
+    settings: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Config.model_validate(settings)
+
+
+def test_no_project_is_drawn_twice_and_too_few_are_refused() -> None:
+    sizes = {"files": 1, "least_wrong": 1, "heldout_size": 64}
+    task = build_task(**sizes, train_size=256)
+    projects = draw_projects(Config.model_validate(sizes | {"train_size": 256}), 0, 0)
+    texts = {(*project.files.items(), *project.tests.items()) for project in projects.values()}
+    assert len(texts) == 64 + 256 == len(task.train_prompts()) + len(task.heldout_prompts())
+    with pytest.raises(DataError, match="2112 different projects of 1 files are hardly found"):
+        build_task(**sizes, train_size=2048)
+
+
+def test_a_command_that_was_cut_off_earns_nothing(task: ShellTask) -> None:
+    prompt = task.train_prompts()[0]
+    turns = play(task, prompt, [])[:-2]
+    assert turns[-1].startswith("echo") and rate(task, prompt, turns) == 1
+    cut = replace(Rollout.from_text(prompt, *turns), stop_reason="length")
+    assert task.reward(cut) == 0
+
+
+def test_a_file_with_a_question_mark_is_no_unknown_command(task: ShellTask) -> None:
+    episode = task.open(task.train_prompts()[0], 0)
+    episode.step("echo ? > a")
+    step = episode.step("cat a")
+    assert step.message is not None and step.message.content == "?"
+    assert step.calls[0].outcome == "answered"
+
+
+def test_a_test_that_a_slow_process_failed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, calls = build_task(files=1, least_wrong=1), []
+
+    def call(
+        self: VerifierProcess, request: dict[str, str], report: Callable[[str], None]
+    ) -> float:
+        calls.append(request)
+        if len(calls) == 1:
+            report("over 5 s")
+        return float(len(calls) > 1)
+
+    monkeypatch.setattr(VerifierProcess, "call", call)
+    prompt = task.train_prompts()[0]
+    assert [rate(task, prompt, ["ls"]) for _ in range(3)] == [0, 1, 1]
+    assert len(calls) == 4, "two for each run; the second run is remembered"
 
 
 def test_a_training_seed_changes_only_the_training_projects() -> None:

@@ -1,12 +1,12 @@
 """Repair the files of a small project in a shell, until its tests pass.
 
-A file is one line of Python about `x`, such as `x+3` or `9-x`, and its test expects a value at one
+A file is one line of Python about `x`, such as `x+3` or `9-x`, and its test expects the values at two
 `x`. Some files have a wrong number. The commands, one per turn:
 
     ls            the names of the files
     cat a         the text of a file
     echo x+4 > a  write a file
-    test          run the tests: `ok`, or the first that fails, as `a(2)=6`, with the expected value
+    test          run the tests: `ok`, or the first that fails, as `a(2)=6`: the value expected at 2
     exit          end
 
 The tests run what the model wrote, only in a sandboxed process and only sums and products of whole
@@ -17,12 +17,12 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
+from practicum.errors import DataError
 from practicum.ports import Episode, Observation, Task, TaskConfig, TaskContext
 from practicum.sandbox.deadline import Canary, VerifierProcess, Walls
 from practicum.types import CallRecord, Message, Prompt, Rollout
@@ -31,6 +31,9 @@ MODULE = "practicum.grading.run_programs"
 CANARY = Canary({"reply": "x=2\na=x+3", "answer": "a=5"}, 1.0)
 CACHED_RESULTS = 1 << 16
 """A file and its test run once; this many results are remembered."""
+
+DRAWS = 100
+"""Draws of one project before the projects count as used up."""
 
 NAMES = "abcdefgh"
 FORMS = ("x+{}", "{}-x")
@@ -48,7 +51,7 @@ class Config(TaskConfig):
     least_wrong: int = Field(
         default=3, ge=1, description="least number of files with a wrong number"
     )
-    turns: int = Field(default=24, ge=1, le=100, description="commands before the shell closes")
+    turns: int = Field(default=30, ge=1, le=100, description="commands before the shell closes")
     slip: float = Field(
         default=0.04,
         ge=0,
@@ -76,19 +79,26 @@ class Config(TaskConfig):
             raise ValueError(
                 f"{self.least_wrong} of {self.files} files cannot be wrong; lower least_wrong, or raise files"
             )
+        needed = 3 * self.files + 2
+        if self.turns < needed:
+            raise ValueError(
+                f"the expert needs {needed} turns for {self.files} wrong files, and turns is {self.turns}; "
+                "raise turns, or lower files"
+            )
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class FileTest:
-    """A test: the value that a file should have at `x`."""
+    """The test of a file: the values at `x` and `x` + 1, which differ by the slope, 1 or -1."""
 
     x: int
     value: int
+    slope: int
 
-    def write_repaired(self, text: str) -> str:
-        """Return a text in the form of `text` that passes."""
-        return f"{self.value + self.x}-x" if text.endswith("-x") else f"x+{self.value - self.x}"
+    def write_repaired(self) -> str:
+        """Return the text that passes."""
+        return f"x+{self.value - self.x}" if self.slope > 0 else f"{self.value + self.x}-x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +125,8 @@ class Shell:
         tests = self._project.tests
         return [name for name, test in tests.items() if not self._passes(self.files[name], test)]
 
-    def execute(self, command: str) -> str:
-        """Execute a command and return its output."""
+    def execute(self, command: str) -> str | None:
+        """Execute a command and return its output; None for an unknown command."""
         command = command.strip()
         if (match := ECHO.fullmatch(command)) and match[2] in self.files:
             self.files[match[2]] = match[1]
@@ -131,7 +141,7 @@ class Shell:
         if command == "exit":
             self.is_open = False
             return ""
-        return " ".join(self.files) if command == "ls" else UNKNOWN
+        return " ".join(self.files) if command == "ls" else None
 
     def _describe(self, name: str) -> str:
         test = self._project.tests[name]
@@ -147,8 +157,7 @@ class Shell:
         name = failures[0]
         if f"cat {name}" not in self.seen:
             return f"cat {name}"
-        text = self._project.tests[name].write_repaired(self._project.files[name])
-        return f"echo {text} > {name}"
+        return f"echo {self._project.tests[name].write_repaired()} > {name}"
 
 
 @dataclass(slots=True)
@@ -167,9 +176,9 @@ class ShellEpisode(Episode):
         change = (before - len(self.shell.list_failures())) / self.config.files
         is_over = not self.shell.is_open or self.count >= self.config.turns
         return Observation(
-            None if is_over else Message("user", output),
+            None if is_over else Message("user", UNKNOWN if output is None else output),
             reward=change if self.config.turn_rewards else None,
-            calls=(CallRecord("shell", "unknown" if output == UNKNOWN else "answered"),),
+            calls=(CallRecord("shell", "unknown" if output is None else "answered"),),
         )
 
 
@@ -180,15 +189,10 @@ class ShellTask(Task):
         self._config = config
         seed = seed if config.seed is None else config.seed
         train_seed = seed if config.train_seed is None else config.train_seed
-        parts = {"heldout": (config.heldout_size, seed), "train": (config.train_size, train_seed)}
-        self._projects = {
-            f"{part}-{number}": draw_project(config, seed_of(part_seed, "shell", part, number))
-            for part, (size, part_seed) in parts.items()
-            for number in range(size)
-        }
+        self._projects = draw_projects(config, seed, train_seed)
         self._process = VerifierProcess(MODULE, canary=CANARY, sandbox=config.sandbox)
         self._commands = list_commands(NAMES[: config.files])
-        self._passes = lru_cache(maxsize=CACHED_RESULTS)(self._run_test)
+        self._results: dict[tuple[str, FileTest], bool] = {}
 
     @property
     def letters(self) -> str:
@@ -222,8 +226,9 @@ class ShellTask(Task):
 
     def reward(self, rollout: Rollout) -> float | None:
         """Return 1 if all tests pass at the end, else 0."""
-        shell = self._play(rollout.prompt, rollout.replies[: self._config.turns])
-        return float(not shell.list_failures())
+        # A command that was cut off was not executed.
+        replies = rollout.replies[:-1] if rollout.stop_reason == "length" else rollout.replies
+        return float(not self._play(rollout.prompt, replies[: self._config.turns]).list_failures())
 
     def _play(self, prompt: Prompt, commands: Sequence[str]) -> Shell:
         """Return the shell after some commands."""
@@ -234,12 +239,25 @@ class ShellTask(Task):
         return shell
 
     def _start(self, prompt: Prompt) -> Shell:
-        return Shell(self._projects[prompt.id], self._passes)
+        return Shell(self._projects[prompt.id], self._run_test)
 
     def _run_test(self, text: str, test: FileTest) -> bool:
-        """Return True if a file's text has the expected value."""
-        program = f"x={test.x}\na={text}"
-        return bool(self._process.call({"reply": program, "answer": f"a={test.value}"}))
+        """Return True if a file's text has both values."""
+        key = (text, test)
+        if key in self._results:
+            return self._results[key]
+        problems: list[str] = []
+        passes = True
+        for step in (0, 1):
+            program = f"x={test.x + step}\na={text}"
+            answer = f"a={test.value + step * test.slope}"
+            passes &= bool(
+                self._process.call({"reply": program, "answer": answer}, problems.append)
+            )
+        # A result is remembered, but not the failure of a process that was too slow.
+        if not problems and len(self._results) < CACHED_RESULTS:
+            self._results[key] = passes
+        return passes
 
 
 def list_commands(names: str) -> list[str]:
@@ -247,6 +265,30 @@ def list_commands(names: str) -> list[str]:
     texts = [form.format(digit) for form in FORMS for digit in range(10)]
     echoes = [f"echo {text} > {name}" for name in names for text in texts]
     return ["ls", "test", *(f"cat {name}" for name in names), *echoes]
+
+
+def draw_projects(config: Config, seed: int, train_seed: int) -> dict[str, Project]:
+    """Draw distinct projects by name, the held-out ones first; DataError if there are too few."""
+    projects: dict[str, Project] = {}
+    used: set[tuple[object, ...]] = set()
+    for part, size, part_seed in (
+        ("heldout", config.heldout_size, seed),
+        ("train", config.train_size, train_seed),
+    ):
+        for number in range(size):
+            for draw in range(DRAWS):
+                project = draw_project(config, seed_of(part_seed, "shell", part, number, draw))
+                key = (*project.files.items(), *project.tests.items())
+                if key not in used:
+                    break
+            else:
+                raise DataError(
+                    f"task shell: {config.heldout_size + config.train_size} different projects of "
+                    f"{config.files} files are hardly found; raise files, or lower the sizes"
+                )
+            used.add(key)
+            projects[f"{part}-{number}"] = project
+    return projects
 
 
 def draw_project(config: Config, seed: int) -> Project:
@@ -258,9 +300,9 @@ def draw_project(config: Config, seed: int) -> Project:
     tests: dict[str, FileTest] = {}
     for name in names:
         x, form = draw.randint(1, 4), draw.choice(FORMS)
-        low, high = (0, 9 - x) if form.startswith("x") else (x, 9)
-        number = draw.randint(low, high)
-        tests[name] = FileTest(x, x + number if form.startswith("x") else number - x)
+        slope = 1 if form.startswith("x") else -1
+        number = draw.randint(0, 9 - x) if slope > 0 else draw.randint(x, 9)
+        tests[name] = FileTest(x, number + slope * x, slope)
         if name in wrong:
             number = draw.choice([digit for digit in range(10) if digit != number])
         files[name] = form.format(number)
