@@ -212,13 +212,13 @@ def test_m12_and_m20_are_quiet_where_the_teacher_is_as_sure():
     assert not {"M12", "M20"} & {alarm.id for alarm in watch().replay(rows((20, {}), (9, sure)))}
 
 
-def test_m12_is_quiet_where_the_teacher_is_nearly_certain_itself():
+def test_m12_and_m20_are_quiet_where_the_teacher_is_nearly_certain_itself():
     """Medians of the 135M model's healthy runs after ten steps: 0.04 and 0.13 nats, and 1.3 at the start."""
     both = {"teacher_entropy": 1.0, "student_entropy": 1.3}
-    certain = {"student_entropy": 0.04, "teacher_entropy": 0.13}
-    collapsed = {"student_entropy": 0.04, "teacher_entropy": 0.6}
-    for end, alarms in ((certain, set()), (collapsed, {"M12"})):
-        assert {"M12"} & {
+    alike = {"student_entropy": 0.04, "unique_answers": 0.3}
+    certain, collapsed = alike | {"teacher_entropy": 0.13}, alike | {"teacher_entropy": 0.6}
+    for end, alarms in ((certain, set()), (collapsed, {"M12", "M20"})):
+        assert {"M12", "M20"} & {
             alarm.id for alarm in watch().replay(rows((20, both), (9, end)))
         } == alarms
 

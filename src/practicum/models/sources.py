@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-
 from practicum.errors import ModelError, suggest_install
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.models.files import digest_file, read_settings
@@ -83,7 +81,11 @@ def _find_source(model: str) -> str:
 def find_folder(source: str) -> Path:
     """Return the folder of a model; a hub name was loaded before, so it is in the local cache."""
     folder = Path(source)
-    return folder if folder.is_dir() else Path(snapshot_download(source, local_files_only=True))
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, local_files_only=True))
 
 
 def is_adapter_folder(source: str) -> bool:

@@ -115,7 +115,7 @@ class Shell:
     def __init__(self, project: Project, passes: Callable[[str, FileTest], bool]) -> None:
         self.files = dict(project.files)
         self.is_open = True
-        self.seen: set[str] = set()
+        self._seen: set[str] = set()
         """The commands without an effect since the last change of a file."""
         self._project = project
         self._passes = passes
@@ -130,9 +130,9 @@ class Shell:
         command = command.strip()
         if (match := ECHO.fullmatch(command)) and match[2] in self.files:
             self.files[match[2]] = match[1]
-            self.seen.clear()
+            self._seen.clear()
             return ""
-        self.seen.add(command)
+        self._seen.add(command)
         if (match := CAT.fullmatch(command)) and match[1] in self.files:
             return self.files[match[1]]
         if command == "test":
@@ -150,12 +150,12 @@ class Shell:
     def choose_command(self) -> str:
         """Return the expert's command: test, read the file that fails, repair it, and test again."""
         failures = self.list_failures()
-        if "test" not in self.seen:
+        if "test" not in self._seen:
             return "test"
         if not failures:
             return "exit"
         name = failures[0]
-        if f"cat {name}" not in self.seen:
+        if f"cat {name}" not in self._seen:
             return f"cat {name}"
         return f"echo {self._project.tests[name].write_repaired()} > {name}"
 
@@ -170,14 +170,15 @@ class ShellEpisode(Episode):
 
     def step(self, turn: str) -> Observation:
         """Execute the turn as a command; an unknown command is a call without a result."""
-        before = len(self.shell.list_failures())
+        has_reward = self.config.turn_rewards
+        before = len(self.shell.list_failures()) if has_reward else 0
         output = self.shell.execute(turn)
         self.count += 1
-        change = (before - len(self.shell.list_failures())) / self.config.files
+        after = len(self.shell.list_failures()) if has_reward else 0
         is_over = not self.shell.is_open or self.count >= self.config.turns
         return Observation(
             None if is_over else Message("user", UNKNOWN if output is None else output),
-            reward=change if self.config.turn_rewards else None,
+            reward=(before - after) / self.config.files if has_reward else None,
             calls=(CallRecord("shell", "unknown" if output is None else "answered"),),
         )
 
@@ -190,6 +191,10 @@ class ShellTask(Task):
         seed = seed if config.seed is None else config.seed
         train_seed = seed if config.train_seed is None else config.train_seed
         self._projects = draw_projects(config, seed, train_seed)
+        self._prompts = [
+            Prompt(name, (Message("user", " ".join(project.files)),))
+            for name, project in self._projects.items()
+        ]
         self._process = VerifierProcess(MODULE, canary=CANARY, sandbox=config.sandbox)
         self._commands = list_commands(NAMES[: config.files])
         self._results: dict[tuple[str, FileTest], bool] = {}
@@ -202,17 +207,11 @@ class ShellTask(Task):
 
     def train_prompts(self) -> Sequence[Prompt]:
         """Return the training projects, each as the names of its files."""
-        return self._prompts()[self._config.heldout_size :]
+        return self._prompts[self._config.heldout_size :]
 
     def heldout_prompts(self) -> Sequence[Prompt]:
         """Return the held-out projects."""
-        return self._prompts()[: self._config.heldout_size]
-
-    def _prompts(self) -> list[Prompt]:
-        return [
-            Prompt(name, (Message("user", " ".join(project.files)),))
-            for name, project in self._projects.items()
-        ]
+        return self._prompts[: self._config.heldout_size]
 
     def open(self, prompt: Prompt, seed: int) -> Episode:
         """Begin in the project of the prompt; each answer is a command's output."""

@@ -6,6 +6,7 @@ from statistics import median
 from practicum.monitors import patches
 from practicum.monitors.history import StepView
 from practicum.monitors.table import (
+    CERTAIN,
     MONITORS,
     TINY,
     RuleResult,
@@ -93,7 +94,8 @@ def judge_entropy_gap(view: StepView, limits: Thresholds) -> RuleResult | None:
 @MONITORS.enter_as(
     "M12",
     "student entropy",
-    "at most {change:g} times the baseline or {level:g} nats, and under half of the teacher's, which is 0.3 or more",
+    "at most {change:g} times the baseline or {level:g} nats, and under half of the teacher's, "
+    f"which is {CERTAIN:g} or more",
     (patches.use_bounded_divergence, patches.halve_learning_rate),
     "2603.07079",
     level=0.1,
