@@ -520,7 +520,7 @@ MISTAKES = {
     "reference": r"needs a reference, and the recipe has none; set reference: \{type: self",
     "token_mix(-0.1)": r"source\.teacher: .*greater than or equal to 0",
     "student(1)": r"source 'student' takes no arguments, but 1 values were given",
-    "cache": r"rollout\.source\.path: missing",
+    "cache": r"rollout\.source: give either path, a rollouts\.jsonl, or run, an earlier stage",
     "prefix(5)": r"rollout: a prefix of 5 tokens leaves no tokens to the student, because max_new_tokens is 5",
 }
 

@@ -226,6 +226,10 @@ class TestMistakes:
                 {"name": "x", "teacher": {**PRIVILEGED, "teacher": {"type": "model", "model": {"stage": "y"}}}},
                 r"\(x\)\.teacher\.teacher\.model: no stage named 'y'",
             ),
+            (
+                {"name": "x", "rollout": {"source": {"type": "cache", "run": {"model": {"stage": "y"}}}}},
+                r"\(x\)\.rollout\.source\.run\.model: no stage named 'y'",
+            ),
             ({"name": "x", "teacher": {"model": {"stage": "one", "seed": 1}}}, r"written \{stage: NAME\} and nothing more"),
             ({"name": "x", "slot": 3}, r"stages\[1\] \(x\)\.slot: "),
             ({"name": "x", "train": None}, r"stages\[1\] \(x\)\.train: "),
@@ -458,6 +462,33 @@ class TestRunning:
         )
         page = (result.folder / "report.html").read_text()
         assert "<th>copy</th>" in page and "sort after two: " in page
+
+    def test_a_stage_learns_from_the_stored_answers_and_scores_of_another(
+        self, models: Path, tmp_path: Path
+    ) -> None:
+        stored = {"model": {"stage": "collect"}}
+        objective = {"signal": "sampled", "estimator": "score_function"}
+        pipeline = toy(
+            models,
+            {"name": "collect", "objective": objective},
+            {
+                "name": "offline",
+                "start": "base",
+                "teacher": {"type": "scripted", "run": stored},
+                "rollout": {"source": {"type": "cache", "run": stored}},
+                "objective": objective,
+            },
+        )
+        data = json.loads(json.dumps(pipeline.resolve()))
+        assert data["stages"][1]["rollout"]["source"]["run"] == stored
+        assert parse_pipeline(data, "again").build_recipes() == pipeline.build_recipes()
+        result = toy_run(pipeline, tmp_path)
+        answers = [
+            {(row["prompt"], *row["tokens"], *row["teacher_logprobs"]) for row in rows(file)}
+            for file in sorted(result.folder.glob("stages/*/rollouts.jsonl"))
+        ]
+        assert answers[0] >= answers[1] != set()
+        assert result.summary["stages"][1]["after"]["reverse_kl"] is None, "no teacher was asked"
 
     def test_adapters_are_merged_and_begin_anew(self, models: Path, tmp_path: Path) -> None:
         student = {"model": str(models / "student"), "lora": {"rank": 2}}

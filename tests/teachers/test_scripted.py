@@ -1,13 +1,18 @@
 """A tape of one run teaches another: the same tokens get the same scores, and other tokens get none."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from recorder import rollout as some_rollout
 from toy import rows, toy_run
 
 from practicum.errors import DataError, TeacherError
-from practicum.teachers.scripted import _parse_row
+from practicum.objective import Sampled
+from practicum.teachers.scripted import Config, ScriptedTeacher, _parse_row
+from practicum.types import Prompt
 
 CHANGES = {"objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"}}
 
@@ -118,10 +123,27 @@ def test_a_tape_that_is_not_there_is_named(models: Path, tmp_path: Path) -> None
         replay(models, tmp_path, tmp_path / "nowhere.jsonl")
 
 
-def test_an_empty_tape_knows_no_completion(models: Path, tmp_path: Path) -> None:
+def test_an_empty_tape_is_refused(models: Path, tmp_path: Path) -> None:
     (tmp_path / "tape.jsonl").write_text("")
-    with pytest.raises(TeacherError, match="has no scores"):
+    with pytest.raises(DataError, match=r"tape\.jsonl: no rows"):
         replay(models, tmp_path, tmp_path / "tape.jsonl")
+
+
+def test_prompts_outside_the_tape_have_no_scores_unless_some_are_on_it() -> None:
+    teacher = ScriptedTeacher({("p", (7, 8)): [-1.0, -2.0]}, Path("tape.jsonl"))
+    known, heldout = (
+        replace(some_rollout(Prompt(name, ())), tokens=torch.tensor([7, 8])) for name in "pq"
+    )
+    assert teacher.score([known], Sampled())[0].logprobs.tolist() == [-1.0, -2.0]
+    assert teacher.score([heldout], Sampled())[0].logprobs is None
+    with pytest.raises(TeacherError, match="no scores for this completion of prompt 'q'"):
+        teacher.score([known, heldout], Sampled())
+
+
+@pytest.mark.parametrize("given", [{}, {"tape": "t", "run": {"model": "m"}}])
+def test_a_tape_is_named_once(given: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="either tape"):
+        Config(**given)
 
 
 def test_a_relative_tape_starts_at_the_recipes_folder(

@@ -99,7 +99,14 @@ class Call(BaseModel):
         """
 
     @model_serializer(mode="plain")
-    def _as_text(self) -> str:
+    def _as_text(self) -> str | dict[str, Any]:
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         arguments = {name: value for name, value in fields.items() if value is not None}
+        mappings = {
+            name: value.model_dump(mode="json")
+            for name, value in arguments.items()
+            if isinstance(value, BaseModel) and not isinstance(value, Call)
+        }
+        if mappings:  # a call cannot hold a mapping
+            return arguments | mappings
         return format_call(arguments.pop("type"), arguments)

@@ -88,7 +88,11 @@ def _format_choice(choice: object) -> str:
     """Return a choice as a call with positional arguments, without defaults."""
     if not isinstance(choice, BaseModel):
         return str(choice)
-    name, _, keywords = parse_call(str(choice.model_dump()))
+    dumped = choice.model_dump()
+    if isinstance(dumped, dict):
+        name, keywords = dumped.pop("type"), dumped
+    else:
+        name, _, keywords = parse_call(dumped)
     defaults = {key: field.default for key, field in type(choice).model_fields.items()}
     arguments = [
         str(argument)

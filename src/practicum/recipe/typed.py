@@ -122,7 +122,8 @@ class TeacherSection(TypedDict, total=False):
     missing: Literal["error", "silent"]
     key: str
     default: str | None
-    tape: str
+    tape: str | None
+    run: Mapping[str, Any] | None
     rate: float
     period: int
     seed_bits: int

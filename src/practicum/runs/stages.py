@@ -49,7 +49,7 @@ START = "start"
 PIPELINE_KEYS = ("name", *WORDS)
 """The keys that describe the pipeline itself; no stage inherits them."""
 
-MODELS = ("student", "teacher", "reference", "scorers", "notes", "task", "train")
+MODELS = ("student", "teacher", "reference", "scorers", "notes", "task", "train", "rollout")
 """The sections of a recipe that name models."""
 
 PLACEHOLDER = "stage:"

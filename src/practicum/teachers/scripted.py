@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from practicum.errors import DataError, TeacherError
+from practicum.models.config import FinishedStage
 from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
@@ -34,7 +35,17 @@ class Config(TeacherConfig):
     """The tape to replay."""
 
     type: Literal["scripted"] = "scripted"
-    tape: Path = Field(description="a rollouts.jsonl with teacher_logprobs")
+    tape: Path | None = Field(default=None, description="a rollouts.jsonl with teacher_logprobs")
+    run: FinishedStage | None = Field(
+        default=None,
+        description="the stage that recorded one, as `{model: {stage: NAME}}`, instead",
+    )
+
+    @model_validator(mode="after")
+    def _check_tape(self) -> "Config":
+        if (self.tape is None) == (self.run is None):
+            raise ValueError("give either tape, a rollouts.jsonl, or run, an earlier stage")
+        return self
 
     def capabilities(self) -> Capabilities:
         """Return the sampled token's signal: a tape holds one log-probability per token."""
@@ -47,6 +58,7 @@ class ScriptedTeacher(Teacher):
     def __init__(self, scores: Mapping[Key, Sequence[float]], tape: Path) -> None:
         self._scores = scores
         self._tape = tape
+        self._prompts = {prompt for prompt, _ in scores}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -54,7 +66,13 @@ class ScriptedTeacher(Teacher):
         return TAPE_CAPABILITIES
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return the recorded log-probabilities; TeacherError if the tape lacks these tokens."""
+        """Return the recorded log-probabilities, or no scores if no prompt is on the tape.
+
+        Held-out prompts are not on it. Raises TeacherError if it has scores for some of the
+        completions only.
+        """
+        if not any(rollout.prompt.id in self._prompts for rollout in rollouts):
+            return [TeacherSignal() for _ in rollouts]
         return [
             TeacherSignal(logprobs=torch.tensor(self._look_up(rollout), dtype=torch.float32))
             for rollout in rollouts
@@ -73,7 +91,8 @@ class ScriptedTeacher(Teacher):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Read the whole tape; DataError with the row that is not a recorded rollout."""
-    tape = context.base_dir / config.tape
+    base = context.base_dir
+    tape = config.run.find_rollouts(base) if config.run else base / str(config.tape)
     try:
         lines = tape.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -87,6 +106,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         ) from error
     context.register_file(tape)
     rows = [_parse_row(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)]
+    if not rows:
+        raise DataError(f"{tape}: no rows; give the rollouts.jsonl of a run that has ended")
     return ScriptedTeacher(dict(rows), tape)
 
 

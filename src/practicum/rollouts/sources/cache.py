@@ -3,28 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from practicum.core.plugins import list_packaged, load_plugin
 from practicum.errors import DataError
+from practicum.models.config import FinishedStage
 from practicum.rollouts.batch import RolloutKey, shuffle_indices
 from practicum.rollouts.source import SOURCES, SourceConfig, SourceParts, Tape, check_path
 from practicum.rollouts.tape import load_recorded_rollouts
 from practicum.text import Renderer
 from practicum.types import Metrics, Prompt, Rollout
 
+RecordedPath = Annotated[str, Field(min_length=1), AfterValidator(check_path)]
+"""The path of a file of recorded completions."""
+
 
 class RecordedSource(SourceConfig):
     """The base of all sources that take recorded completions from a file."""
-
-    path: str = Field(min_length=1)
-
-    @field_validator("path")
-    @classmethod
-    def _refuse_ambiguous_path(cls, path: str) -> str:
-        return check_path(path)
 
     @property
     def environment_writes(self) -> bool:
@@ -47,15 +44,26 @@ class RecordedSource(SourceConfig):
 
 
 class Config(RecordedSource):
-    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
+    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010).
+
+    `run` is the stage that wrote them, as `{model: {stage: NAME}}`, instead of a path.
+    """
 
     type: Literal["cache"] = "cache"
+    path: RecordedPath | None = None
+    run: FinishedStage | None = None
+
+    @model_validator(mode="after")
+    def _check_file(self) -> "Config":
+        if (self.path is None) == (self.run is None):
+            raise ValueError("give either path, a rollouts.jsonl, or run, an earlier stage")
+        return self
 
     def load_tape(
         self, folder: Path, prompts: Sequence[Prompt], renderer: Renderer, max_tokens: int
     ) -> Tape:
         """Return the rollouts of the file."""
-        file = folder / self.path
+        file = self.run.find_rollouts(folder) if self.run else folder / str(self.path)
         return Tape(file, load_recorded_rollouts(file, prompts, renderer, max_tokens))
 
 

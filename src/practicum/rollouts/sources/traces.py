@@ -10,7 +10,7 @@ import torch
 
 from practicum.errors import DataError
 from practicum.rollouts.source import Tape
-from practicum.rollouts.sources.cache import RecordedSource
+from practicum.rollouts.sources.cache import RecordedPath, RecordedSource
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer
 from practicum.text.trace_rows import TracedAnswer, read_traced_answers
@@ -24,6 +24,7 @@ class Config(RecordedSource):
     """
 
     type: Literal["traces"] = "traces"
+    path: RecordedPath
 
     def load_tape(
         self, folder: Path, prompts: Sequence[Prompt], renderer: Renderer, max_tokens: int
