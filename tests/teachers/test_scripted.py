@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,14 +135,15 @@ def test_prompts_outside_the_tape_have_no_scores_unless_some_are_on_it() -> None
     known, heldout = (
         replace(some_rollout(Prompt(name, ())), tokens=torch.tensor([7, 8])) for name in "pq"
     )
-    assert teacher.score([known], Sampled())[0].logprobs.tolist() == [-1.0, -2.0]
+    signal = teacher.score([known], Sampled())[0]
+    assert signal.logprobs is not None and signal.logprobs.tolist() == [-1.0, -2.0]
     assert teacher.score([heldout], Sampled())[0].logprobs is None
     with pytest.raises(TeacherError, match="no scores for this completion of prompt 'q'"):
         teacher.score([known, heldout], Sampled())
 
 
 @pytest.mark.parametrize("given", [{}, {"tape": "t", "run": {"model": "m"}}])
-def test_a_tape_is_named_once(given: dict[str, object]) -> None:
+def test_a_tape_is_named_once(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either tape"):
         Config(**given)
 
