@@ -160,17 +160,18 @@ def carry(logprobs: Tensor) -> Tensor:
 def join_spans(
     teacher: TeacherDistribution, logits: Tensor, starts: list[int]
 ) -> TeacherDistribution:
-    """Return the same teacher, which also knows spans at their start: their mean logit is the level less 8."""
+    """Return the same teacher, which also knows a span of two tokens and the token after it as one more token.
+
+    The mean of the teacher's logits in a span is the level at its start less 8.
+    """
     assert teacher.unknown is not None and teacher.level is not None
     spans, unknown = torch.zeros(len(logits), 2, dtype=torch.float64), teacher.unknown.clone()
     for start, end in pairwise(starts):
-        for place in range(end - start):
-            has_next = place + 1 < end - start and not starts_span(place + 1)
-            if not starts_span(place):
-                unknown[start + place] = True
-            elif has_next:
-                spans[start + place] = torch.tensor([2.0, teacher.level[start + place] - 8.0])
-                unknown[start + place] = False
+        for first in range(start, end - 1, 3):
+            unknown[first : min(first + 3, end)] = True
+            if first + 3 <= end:
+                spans[first] = torch.tensor([3.0, teacher.level[first] - 8.0])
+                unknown[first] = False
     level = logits.logsumexp(-1)
     return replace(teacher, extras={"spans": spans}, unknown=unknown, student_level=level)
 

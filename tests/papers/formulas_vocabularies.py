@@ -87,14 +87,22 @@ def x_token(case: Case) -> Tensor:
 
 
 def simct(case: Case) -> Tensor:
-    """2605.07711: KL(S || T) over the common tokens and the span that starts here, with the mean logit of its tokens."""
+    """2605.07711's code: KL(S || T) over the common tokens and the stretch that starts here, with the mean logit of its tokens.
+
+    A stretch ends with the next token that both models have as one token.
+    """
     total = torch.zeros(())
     for row in case.sequences:
+        stretch: list[Token] = []
         for span in row.spans():
-            first = span[0]
-            mine, theirs = first.logits[: V - OUTSIDE], first.T[: V - OUTSIDE]
+            stretch = stretch + span
             if len(span) > 1:
-                mean = sum(token.logits[token.id] for token in span) / len(span)
+                continue
+            first, size, stretch = stretch[0], len(stretch), []
+            mine, theirs = first.logits[: V - OUTSIDE], first.T[: V - OUTSIDE]
+            if size > 1:
+                inside = row.tokens[first.position : first.position + size]
+                mean = torch.stack([token.logits[token.id] for token in inside]).mean()
                 mine = torch.cat([mine, mean[None]])
                 theirs = torch.cat([theirs, torch.tensor([first.level - 8.0])])
             elif not first.is_known:

@@ -19,7 +19,7 @@ LOSSES = {
     "x-token": {"signal": "projected(0.5)", "divergence": "forward_kl"},
     "full": {"signal": "full"},
     "dskd-v2": {"signal": "dual_space(2)", "divergence": "forward_kl"},
-    "simct": {"signal": "span_token"},
+    "simct": {"signal": "span_token(joined=true)"},
 }
 
 

@@ -5,7 +5,7 @@ position therefore changes the loss, although it does not change a distribution.
 implemented as published, for comparison.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -34,20 +34,24 @@ ROWS = 64
 class WithSpans(Full):
     """The full distribution with multi-token spans, which only this signal requests."""
 
+    joined: bool = False
     reads_more: ClassVar[bool] = True
 
     def add_more(self, signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
         """Add the column `SPANS`, and mark the first token of each span of several as known."""
-        return add_spans(signal, answer)
+        return add_spans(signal, answer, joined=self.joined)
 
 
 class Config(StatesSignal):
     """The common tokens and one token for the multi-token span that starts at the position.
 
-    The span's logit is the mean logit of its tokens (SimCT 2605.07711).
+    The span's logit is the mean logit of its tokens (SimCT 2605.07711). A span is the smallest
+    stretch between boundaries of both tokenizers. With `joined` it also has the spans after it, up
+    to the next text with a single token on each side, as in the released code.
     """
 
     type: Literal["span_token"] = "span_token"
+    joined: bool = False
     measures: ClassVar[bool] = True
     compares: ClassVar[bool] = True
     unshared: ClassVar[bool] = True
@@ -56,7 +60,7 @@ class Config(StatesSignal):
     @property
     def question(self) -> WithSpans:
         """Return the full distribution, with spans."""
-        return WithSpans()
+        return WithSpans(joined=self.joined)
 
     def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
         """Return the lengths of the spans; the logits of a span are averaged."""
@@ -67,8 +71,28 @@ class Config(StatesSignal):
         return compare_with_span_token(comparison)
 
 
-def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
-    """Add the column `SPANS`, and mark the first token of each span of several as known."""
+def join_spans(spans: Iterable[tuple[slice, slice]]) -> list[tuple[slice, slice]]:
+    """Join each span of several tokens with the spans after it, up to the next pair of single tokens.
+
+    Spans after the last pair are dropped, as in the released code. A gap between two spans, such as
+    another author's turn, begins a new span, because no text may contain it.
+    """
+    joined: list[tuple[slice, slice]] = []
+    start = stop = (0, 0)
+    for student, teacher in spans:
+        if start == stop or stop != (student.start, teacher.start):
+            start = student.start, teacher.start
+        stop = student.stop, teacher.stop
+        if student.stop - student.start == teacher.stop - teacher.start == 1:
+            joined.append((slice(start[0], stop[0]), slice(start[1], stop[1])))
+            start = stop
+    return joined
+
+
+def add_spans(
+    signal: TeacherSignal, answer: TranslatedAnswer, *, joined: bool = False
+) -> TeacherSignal:
+    """Add the column `SPANS`, and mark only the first token of each span of several as known."""
     states, head, unknown = answer.signal.states, answer.signal.head, signal.unknown
     assert states is not None and head is not None and unknown is not None
     token_logits, levels = [], []
@@ -82,12 +106,13 @@ def add_spans(signal: TeacherSignal, answer: TranslatedAnswer) -> TeacherSignal:
     logits, level = torch.cat(token_logits).cpu(), torch.cat(levels).cpu()
     spans = torch.zeros(len(unknown), 2)
     rows, unknown = torch.zeros(len(unknown), dtype=torch.long), unknown.clone()
-    for student, teacher in answer.spans:
+    for student, teacher in join_spans(answer.spans) if joined else answer.spans:
         rows[student.start] = teacher.start
         size = student.stop - student.start
         if size > 1 or teacher.stop - teacher.start > 1:
             mean = logits[teacher].mean() - level[teacher.start]
             spans[student.start] = torch.tensor([size, mean])
+            unknown[student] = True
             unknown[student.start] = False
     hidden = states[rows.to(states.device)]
     return replace(signal, hidden=hidden, unknown=unknown, extras={**signal.extras, SPANS: spans})
