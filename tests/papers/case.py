@@ -157,6 +157,15 @@ def carry(logprobs: Tensor) -> Tensor:
     return torch.log_softmax(logprobs[..., : V - OUTSIDE + OWN].roll(7, -1), -1)
 
 
+def lead(logprobs: Tensor, token: int) -> Tensor:
+    """Exchange the most likely token with a given one, if its number is even and there are so many tokens."""
+    if token % 2 or token >= len(logprobs):
+        return logprobs
+    exchanged, top = logprobs.clone(), int(logprobs.argmax())
+    exchanged[token], exchanged[top] = logprobs[top], logprobs[token]
+    return exchanged
+
+
 def join_spans(
     teacher: TeacherDistribution, logits: Tensor, starts: list[int]
 ) -> TeacherDistribution:
@@ -332,8 +341,10 @@ def _library(
         # The teacher through the student's head is arbitrary, here the reference's distribution.
         assert teacher.full is not None and teacher.own is not None
         theirs = torch.cat([teacher.full[:, : V - OUTSIDE], teacher.own], dim=-1)
-        labels = theirs[:, : V - OUTSIDE].argmax(dim=-1)
-        spaces = BothSpaces(reference, carry(leaf), theirs, labels)
+        best = theirs.argmax(dim=-1)
+        labels = best.where(best < V - OUTSIDE, -1)
+        through = torch.stack([lead(row, int(n)) for row, n in zip(reference, best, strict=True)])
+        spaces = BothSpaces(through, carry(leaf), theirs, labels)
         teacher = replace(teacher, spaces=spaces)
     if objective.losses[0].signal.name == "span_token":
         teacher = join_spans(teacher, leaf, starts)

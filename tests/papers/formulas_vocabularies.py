@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .case import OUTSIDE, OWN, Case, Token, V, carry, jsd, kl, list_spellings, sg
+from .case import OUTSIDE, OWN, Case, Token, V, carry, jsd, kl, lead, list_spellings, sg
 
 
 def alm(case: Case) -> Tensor:
@@ -112,13 +112,23 @@ def simct(case: Case) -> Tensor:
 
 
 def dskd_v2(case: Case) -> Tensor:
-    """2504.11426: KL(T' || S) in the student's space and KL(T || S') in the teacher's, ' for states through the opposite head."""
+    """2504.11426's code: -log S of given answers, and KL(T' || S) + KL(T || S') of the student's.
 
-    def loss(token: Token) -> Tensor:
-        if not token.is_known:
-            return torch.zeros(())
-        here = kl(token.R, token.S)
-        there = torch.cat([token.T[: V - OUTSIDE], token.own])
-        return here + kl(there, carry(token.S))
-
-    return case.token_mean(loss)
+    T' and S' are states through the opposite head. The first divergence counts where T' has the teacher's most likely token
+    at its top, the second where the student has this token.
+    """
+    total = torch.zeros(())
+    for row in case.sequences:
+        for token in row.tokens:
+            if row.source == "dataset":
+                total = total - token.lS
+            if row.source != "student" or not token.is_known:
+                continue
+            there = torch.cat([token.T[: V - OUTSIDE], token.own])
+            best = int(there.argmax())
+            through = lead(token.R, best)
+            if best < V - OUTSIDE:
+                total = total + kl(there, carry(token.S))
+                if int(through.argmax()) == best:
+                    total = total + kl(through, token.S)
+    return total / case.count

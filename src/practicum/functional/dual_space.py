@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Two linear maps between the student's and the teacher's hidden states, one per direction."""
+    """Two linear maps between the student's and the teacher's hidden states; the first one learns."""
 
     to_student: Float[Tensor, "E D"]
     to_teacher: Float[Tensor, "D E"]
@@ -19,11 +19,10 @@ class Projections:
 
 @dataclass(frozen=True, slots=True)
 class BothSpaces:
-    """Log-probabilities of each model's hidden states through the opposite model's head, with
-    gradients in the maps.
+    """Log-probabilities of each model's hidden states through the opposite model's head.
 
     The teacher's columns are first the common tokens, then the tokens that only the teacher has.
-    `labels` are the student's ids of the teacher's most likely common tokens.
+    `labels` are the student's ids of the teacher's most likely tokens, -1 if the student lacks it.
     """
 
     through_student: Float[Tensor, "T V"]
@@ -33,28 +32,21 @@ class BothSpaces:
 
 
 @torch.no_grad()
-def fit_projections(
-    student: Float[Tensor, "K D"], teacher: Float[Tensor, "K E"], parts: int = 8192
-) -> Projections:
-    """Return the maps that best preserve the logits of K tokens, from their rows in both heads.
+def fit_map(
+    source: Float[Tensor, "K D"], target: Float[Tensor, "K E"], parts: int = 8192
+) -> Float[Tensor, "D E"]:
+    """Return the map that best preserves the logits of K tokens, from their rows in two heads.
 
-    They solve `states @ to_teacher @ teacher.T = states @ student.T` for all states by least
-    squares, and the same equation from teacher to student. If both can be solved exactly, the two
-    maps are inverses.
+    It solves `states @ map @ target.T = states @ source.T` for all states by least squares.
     """
     # The matrices have the size of the hidden widths, not of vocabularies with 100,000 rows, which
     # are summed in float64.
-    squares = [
-        first.new_zeros(first.shape[1], second.shape[1], dtype=torch.float64)
-        for first, second in ((student, student), (student, teacher), (teacher, teacher))
-    ]
-    for start in range(0, len(student), parts):
-        narrow, wide = (rows[start : start + parts].double() for rows in (student, teacher))
-        factors = ((narrow, narrow), (narrow, wide), (wide, wide))
-        for total, (first, second) in zip(squares, factors, strict=True):
-            total.addmm_(first.T, second)
-    of_student, mixed, of_teacher = squares
-    inverses = [torch.linalg.pinv(square, hermitian=True) for square in (of_student, of_teacher)]
-    return Projections(
-        (mixed.T @ inverses[0]).to(student.dtype), (mixed @ inverses[1]).to(student.dtype)
+    width = target.shape[1]
+    mixed, square = (
+        target.new_zeros(size, width, dtype=torch.float64) for size in (source.shape[1], width)
     )
+    for start in range(0, len(source), parts):
+        narrow, wide = (rows[start : start + parts].double() for rows in (source, target))
+        mixed.addmm_(narrow.T, wide)
+        square.addmm_(wide.T, wide)
+    return (mixed @ torch.linalg.pinv(square, hermitian=True)).to(source.dtype)

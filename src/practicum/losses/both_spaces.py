@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.errors import TeacherError
-from practicum.functional.dual_space import BothSpaces, Projections, fit_projections
+from practicum.functional.dual_space import BothSpaces, Projections
 from practicum.functional.head import Head
 from practicum.types import HeadLike, TeacherSignal
 
@@ -25,7 +25,8 @@ def read_both_spaces(
     common = find_common(signal, head.vocab_size).to(hidden.device)
     with torch.no_grad():
         teacher = _read_all(signal, states, common)
-        labels = common[teacher[:, : len(common)].argmax(dim=-1)]
+        ids = torch.cat([common, common.new_full((teacher.shape[-1] - len(common),), -1)])
+        labels = ids[teacher.argmax(dim=-1)]
     # The student's head is detached here: the map adapts to the head, not the head to the map.
     through_student = head.detached().logprobs(states @ maps.to_student)
     through_teacher = _read_all(signal, hidden @ maps.to_teacher, common)
@@ -33,15 +34,17 @@ def read_both_spaces(
 
 
 @torch.no_grad()
-def start_projections(head: Head, signal: TeacherSignal) -> Projections | None:
-    """Return the maps that best preserve common tokens' logits; None without a teacher signal."""
+def read_common_rows(
+    head: Head, signal: TeacherSignal
+) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K E"]] | None:
+    """Return the common tokens' rows of the student's and the teacher's head; None without signal."""
     states = _require_states(signal)
     if states is None or signal.head is None:
         return None
     common = find_common(signal, head.vocab_size)
     device = head.weight.device
     student = _read_rows(head, head.weight.shape[1], common, device)
-    return fit_projections(student, _read_rows(signal.head, states.shape[1], common, device))
+    return student, _read_rows(signal.head, states.shape[1], common, device)
 
 
 def find_common(signal: TeacherSignal, size: int) -> Int[Tensor, " K"]:

@@ -1,4 +1,4 @@
-"""The maps of `dual_space` learn the same with a sharded student as with a student in one process."""
+"""The map of `dual_space` learns the same with a sharded student as with a student in one process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from practicum.backends._sharded.building import build_sharded_trainer, put_in_s
 from practicum.backends._sharded.parts import load_parts, save_parts
 from practicum.backends._sharded.sharding import gather_tensor
 from practicum.backends.local.device_limits import TrainerLimits
-from practicum.backends.local.projections import TO_STUDENT, TO_TEACHER
+from practicum.backends.local.projections import TO_STUDENT
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.objective import Objective
 from practicum.ports import AdamParams
@@ -24,7 +24,6 @@ BESIDE = Objective.model_validate(
     {"losses": [{"signal": "dual_space(2)"}, {"signal": "text", "divergence": "ce"}]}
 )
 LIMITS = TrainerLimits(micro_batch_tokens=12, chunk_tokens=3)
-MAPS = (TO_STUDENT, TO_TEACHER)
 
 
 def data() -> list[Datum]:
@@ -61,11 +60,11 @@ def work_of(folder: Path, nodes: int = 1) -> Any:
         silent = [replace(datum, signal=TeacherSignal()) for datum in data()]
         before = read(trainer)["student"]
         for one in (trainer, again):
-            # Without a teacher signal, the maps stay: AdamW's momentum does not move them.
+            # Without a teacher signal, the map stays: AdamW's momentum does not move it.
             assert one.forward_backward(silent, BESIDE, 2).metrics["supervised"] > 0
             one.optim_step(AdamParams(1e-2, max_grad_norm=1.0))
         after = read(trainer)["student"]
-        assert [name for name in before if after[name].equal(before[name])] == list(MAPS)
+        assert [name for name in before if after[name].equal(before[name])] == [TO_STUDENT]
         metrics += [learn(trainer, data(), 3)]
         assert learn(again, data(), 3) == metrics[-1]
         return {"metrics": metrics, "state": read(trainer), "resumed": read(again)}
@@ -96,8 +95,8 @@ def check(folder: Path, count: int, nodes: int = 1) -> None:
                 assert answer["resumed"][stem][name].equal(answer["state"][stem][name]), name
     first = LocalTrainer(tiny(), LIMITS)
     learn(first, data(), 0)
-    for name in MAPS:
-        assert (single.save_state()["student"][name] - first.save_state()["student"][name]).any()
+    moved = single.save_state()["student"][TO_STUDENT] - first.save_state()["student"][TO_STUDENT]
+    assert moved.any()
 
 
 def test_two_ranks_teach_the_maps_as_one_process_does(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from practicum.functional.dual_space import Projections
+from practicum.functional.dual_space import Projections, fit_map
 from practicum.functional.head import Head
-from practicum.losses.both_spaces import start_projections
+from practicum.losses.both_spaces import read_common_rows
 from practicum.types import Datum
 
-TO_STUDENT, TO_TEACHER = "dual_space.to_student", "dual_space.to_teacher"
-"""The names of the maps among the trained weights."""
+TO_STUDENT = "dual_space.to_student"
+"""The name of the learned map among the trained weights."""
+
+FirstMaps = tuple[Tensor | None, Tensor]
+"""The maps that preserve the logits of common tokens: to the student, if it is new, and to the teacher."""
 
 
 def prepare_projections(
@@ -22,57 +25,49 @@ def prepare_projections(
     pace: float | None,
     datums: Sequence[Datum],
     head: Head,
-    decide: Callable[[Callable[[], Projections | None]], Projections | None],
-) -> None:
-    """Add the maps to the trained weights if the objective has maps and a teacher sent states.
+    decide: Callable[[Callable[[], FirstMaps | None]], FirstMaps | None],
+) -> Projections | None:
+    """Return the maps if the objective has maps and a teacher sent states, else None.
 
-    `pace` is their relative learning rate, None for an objective without maps. `decide` lets one of
-    several processes compute a result for all.
+    The first call adds the map to the student to the trained weights. The map to the teacher does
+    not learn: each call fits it to the student's current head. `pace` is the relative learning
+    rate, None for an objective without maps. `decide` lets one of several processes compute a
+    result for all.
     """
     if pace is None:
-        return
-    if TO_STUDENT not in parameters:
-        maps = decide(partial(_find_first_maps, head, datums))
-        if maps is None:
-            return
-        add_projections(parameters, optimizer, maps)
+        return None
+    maps = decide(partial(_fit_maps, head, datums, is_new=TO_STUDENT not in parameters))
+    if maps is None:
+        return None
+    to_student, to_teacher = maps
+    if to_student is not None:
+        add_map(parameters, optimizer, to_student)
     # Set at each update: a schedule may change it, and a checkpoint does not store it.
     optimizer.param_groups[-1]["pace"] = pace
+    return Projections(parameters[TO_STUDENT], to_teacher.to(parameters[TO_STUDENT].device))
 
 
-def _find_first_maps(head: Head, datums: Sequence[Datum]) -> Projections | None:
-    """Return the maps of the first signal with states, on the CPU; None if no signal has states."""
+def _fit_maps(head: Head, datums: Sequence[Datum], *, is_new: bool) -> FirstMaps | None:
+    """Fit the maps to the first signal with states, on the CPU; None if no signal has states."""
     # Use the first signal of each kind: all signals of a teacher have the same head.
-    started = (start_projections(head, datum.signal) for datum in datums)
-    maps = next((pair for pair in started if pair is not None), None)
-    return maps and Projections(maps.to_student.cpu(), maps.to_teacher.cpu())
+    rows = (read_common_rows(head, datum.signal) for datum in datums)
+    pair = next((both for both in rows if both is not None), None)
+    if pair is None:
+        return None
+    student, teacher = pair
+    return fit_map(teacher, student).cpu() if is_new else None, fit_map(student, teacher).cpu()
 
 
-def add_projections(
-    parameters: dict[str, Any], optimizer: torch.optim.AdamW, maps: Projections
-) -> None:
-    """Train two maps in a separate parameter group, on the student's device."""
+def add_map(parameters: dict[str, Any], optimizer: torch.optim.AdamW, weight: Tensor) -> None:
+    """Train the map to the student in a separate parameter group, on the student's device."""
     device = next(iter(parameters.values())).device
-    added = {
-        name: torch.nn.Parameter(weight.to(device, copy=True))
-        for name, weight in ((TO_STUDENT, maps.to_student), (TO_TEACHER, maps.to_teacher))
-    }
-    parameters.update(added)
-    optimizer.add_param_group({"params": list(added.values()), "pace": 1.0})
+    parameters[TO_STUDENT] = torch.nn.Parameter(weight.to(device, copy=True))
+    optimizer.add_param_group({"params": [parameters[TO_STUDENT]], "pace": 1.0})
 
 
 def restore_projections(
     parameters: dict[str, Any], optimizer: torch.optim.AdamW, saved: Mapping[str, Tensor]
 ) -> None:
-    """Allocate the maps of a saved state, if the trainer does not have them yet."""
-    if TO_STUDENT not in saved or TO_STUDENT in parameters:
-        return
-    maps = Projections(saved[TO_STUDENT], saved[TO_TEACHER])
-    add_projections(parameters, optimizer, maps)
-
-
-def find_projections(parameters: Mapping[str, Any], pace: float | None) -> Projections | None:
-    """Return the current maps, or None for an objective without maps."""
-    if pace is None or TO_STUDENT not in parameters:
-        return None
-    return Projections(parameters[TO_STUDENT], parameters[TO_TEACHER])
+    """Allocate the learned map of a saved state, if the trainer does not have it yet."""
+    if TO_STUDENT in saved and TO_STUDENT not in parameters:
+        add_map(parameters, optimizer, saved[TO_STUDENT])

@@ -26,11 +26,7 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.native import open_kernel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
-from practicum.backends.local.projections import (
-    find_projections,
-    prepare_projections,
-    restore_projections,
-)
+from practicum.backends.local.projections import prepare_projections, restore_projections
 from practicum.backends.local.ranks import OneRank, Ranks, is_out_of_memory
 from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
@@ -39,6 +35,7 @@ from practicum.core.randomness import seed_of
 from practicum.costs import GraphPlan
 from practicum.errors import ResourceError
 from practicum.functional.chunked import BufferPool
+from practicum.functional.dual_space import Projections
 from practicum.functional.head import Head
 from practicum.losses import (
     CompiledObjective,
@@ -107,6 +104,7 @@ class LocalTrainer:
         self._buffers = BufferPool(open_kernel(language_model))
         self._bytes_a_token = bytes_a_token
         self._snapshot_model: LanguageModel | None = None
+        self._maps: Projections | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
 
     def explain_unsupported(self, objective: Objective) -> str | None:
@@ -270,7 +268,7 @@ class LocalTrainer:
         share = self._find_share(datums, micro_batch_tokens)
         passes = self._ranks.deal(self._build_micro_batches(split_datums, batch, share))
         with self._ranks.open_update(self.language_model, self._parameters.values()) as head:
-            prepare_projections(
+            self._maps = prepare_projections(
                 self._parameters,
                 self._optimizer,
                 compiled.maps_pace,
@@ -475,9 +473,8 @@ class LocalTrainer:
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: CompiledObjective
     ) -> LossChunk:
         signals = part.signal[piece], part.reference[piece]
-        maps = find_projections(self._parameters, objective.maps_pace)
         tokens = part.tokens[piece]
-        return build_chunk(head, hidden, signals, tokens, objective, self._buffers, maps)
+        return build_chunk(head, hidden, signals, tokens, objective, self._buffers, self._maps)
 
     def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""
