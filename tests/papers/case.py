@@ -1,5 +1,6 @@
 """A small random batch in float64, the library's losses for it, and the loops for the papers' formulas."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -185,6 +186,30 @@ def join_spans(
     return replace(teacher, extras={"spans": spans}, unknown=unknown, student_level=level)
 
 
+def cut_chunks(
+    answer: TeacherDistribution, teacher: Tensor, ids: Tensor, starts: list[int]
+) -> TeacherDistribution:
+    """Return the same teacher, which also knows chunks that end before tokens of `SPECIAL`.
+
+    A chunk has several spans if the teacher gives these tokens at most 0.1 before its last span.
+    """
+    chunks, unknown = torch.zeros(len(ids), 3, dtype=torch.float64), torch.ones(len(ids)).bool()
+    words = torch.tensor(SPECIAL)
+    ends = [*teacher[:, words].logsumexp(-1).tolist(), 0.0]
+    for start, stop in pairwise(starts):
+        first = start
+        for after in range(start + 1, stop + 1):
+            has_end = after < stop
+            if has_end and (not starts_span(after - start) or ends[after] <= math.log(0.1)):
+                continue
+            text = teacher[range(first, after), ids[first:after]].sum()
+            total = text + has_end * ends[after]
+            chunks[first] = torch.tensor([after - first, total, has_end])
+            unknown[first], first = False, after
+    constants = {**answer.constants, "word_starts": words}
+    return replace(answer, unknown=unknown, extras={"chunks": chunks}, constants=constants)
+
+
 def starts_span(place: int) -> bool:
     """Return whether a span of a teacher with another tokenizer begins at a position of an answer."""
     return place % 3 != 1
@@ -276,6 +301,8 @@ def library_and_formula(
                 constants={"spellings": torch.tensor(list_spellings())},
             )
         )
+    if objective.losses[0].signal.name == "chunks":
+        distribution = cut_chunks(distribution, teacher, ids, starts)
     ours, uniforms = _library(
         objective, judges, student, distribution, reference, ids, sampler, starts, is_translated
     )

@@ -3,19 +3,39 @@
 import torch
 from torch import Tensor
 
-from .case import OUTSIDE, OWN, Case, Token, V, carry, jsd, kl, lead, list_spellings, sg
+from .case import OUTSIDE, OWN, SPECIAL, Case, Token, V, carry, jsd, kl, lead, list_spellings, sg
 
 
 def alm(case: Case) -> Tensor:
-    """2503.20083: the forward KL of Bernoulli(T(c)^(1 / tau)) and Bernoulli(S(c)^(1 / tau)) of each chunk c, tau 100."""
+    """2503.20083's code: the forward KL of Bernoulli(T(c, e)^(1 / tau)) and Bernoulli(S(c, e)^(1 / tau)), tau 100.
+
+    T(c, e) is the probability of a chunk c and of a token e after it that may begin a word. A chunk goes on until the
+    teacher gives these tokens more than 0.1. After the last chunk is no token.
+    """
     total = torch.zeros(())
     for row in case.sequences:
-        for span in row.spans():
+        spans = row.spans()
+        chunk: list[Token] = []
+        for number, span in enumerate(spans):
+            chunk = chunk + span
+            after = spans[number + 1][0] if number + 1 < len(spans) else None
+            if after is not None and after.T.exp()[list(SPECIAL)].sum() <= 0.1:
+                continue
             p, q = (
-                (sum(logprobs, torch.zeros(())) / 100).exp()
-                for logprobs in ([token.lT for token in span], [token.lS for token in span])
+                torch.stack(
+                    [logprobs[token.id] for token, logprobs in pairs]
+                    + [next_.exp()[list(SPECIAL)].sum().log() for next_ in ends]
+                )
+                .div(100)
+                .sum()
+                .exp()
+                for pairs, ends in (
+                    ([(token, token.T) for token in chunk], [after.T] if after else []),
+                    ([(token, token.S) for token in chunk], [after.S] if after else []),
+                )
             )
             total = total + p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+            chunk = []
     return total / case.count
 
 

@@ -414,6 +414,20 @@ def test_words_are_joined_up_to_where_a_space_begins_a_new_one() -> None:
     assert text.student == slice(0, 8) and stop.student == slice(8, 9)
 
 
+def test_a_word_starts_with_a_space_or_a_control_token() -> None:
+    sides = [Renderer(TOKENIZERS[kind]("ab \n"), stop_ids=STOP) for kind in ("bytes", "pairs")]
+    for renderer, starts in zip(sides, by_span(*sides).find_word_starts(), strict=True):
+        special = set(renderer.tokenizer.all_special_ids)
+        assert starts == [
+            token
+            for token in range(renderer.vocab_size)
+            if token in special or renderer.tokenizer.decode([token]).startswith((" ", "\t", "\n"))
+        ]
+        assert special <= set(starts) and len(special) < len(starts) < renderer.vocab_size
+    named = Renderer(TOKENIZERS["bytes"]("ab "), stop_ids=frozenset({9}))
+    assert 9 in by_span(named, sides[1]).find_word_starts()[0]
+
+
 def test_a_permuted_vocabulary_has_the_same_distributions(models: Path, tmp_path: Path) -> None:
     other = permute(models / "teacher", tmp_path / "permuted")
     plain = {"teacher": {"type": "model", "model": str(models / "teacher")}}

@@ -12,7 +12,7 @@ from practicum.errors import CapabilityError, RecipeError
 from practicum.recipe import parse_recipe
 
 LOSSES = {
-    "alm": {"signal": "binarised(100)", "divergence": "forward_kl"},
+    "alm": {"signal": "chunks(100)", "divergence": "forward_kl"},
     "dpca": {"signal": "sampled(surprise)"},
     "uld": {"signal": "sorted"},
     "gold": {"signal": "sorted(matched=true)", "divergence": "jsd(0.5)"},
@@ -66,13 +66,14 @@ def test_a_run_between_two_vocabularies_moves_the_student_and_resumes(
     assert rows(half / "metrics.jsonl")[1] == rows(whole / "metrics.jsonl")[1]
 
 
+@pytest.mark.parametrize("name", ["simct", "alm"])
 def test_where_a_span_is_one_more_token_the_cuts_of_a_batch_change_only_rounding(
-    pair: Path, tmp_path: Path
+    pair: Path, tmp_path: Path, name: str
 ) -> None:
     curves = []
     for number, size in enumerate((1, 64)):
         more = {"train.steps": 1, "backend.chunk_tokens": size}
-        folder = toy_run(pair, tmp_path / str(number), changes(pair, "simct", **more)).folder
+        folder = toy_run(pair, tmp_path / str(number), changes(pair, name, **more)).folder
         curves.append([curve(folder, metric)[0] for metric in ("loss", "grad_norm")])
         # Of two characters that the teacher reads as one, the first represents both.
         assert 0 < curve(folder, "tokens_outside")[0] < 1

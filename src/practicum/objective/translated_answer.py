@@ -17,10 +17,12 @@ class TranslatedAnswer:
     `spell` describes how the teacher spells student tokens that it lacks. It has one row per
     teacher token: the student's id, the column of the teacher's token, and its position in the
     spelling from 0. Columns are the student's ids where both have the token, then the teacher's
-    remaining tokens in the order of `TeacherSignal.own`.
+    remaining tokens in the order of `TeacherSignal.own`. `find_word_starts` returns the student's and
+    the teacher's tokens that begin with a space or a line break, and all control tokens.
     """
 
     signal: TeacherSignal
     tokens: Int[Tensor, " U"]
     spans: tuple[tuple[slice, slice], ...]
     spell: Callable[[], Int[Tensor, "N 3"]]
+    find_word_starts: Callable[[], tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]

@@ -147,9 +147,10 @@ class TranslatedTeacher(FollowerTeacher):
                 return picked
             spans = tuple((span.student, span.teacher) for span in text.spans)
             tokens = torch.tensor(text.tokens)
-            return signal.add_more(
-                picked, TranslatedAnswer(answer, tokens, spans, lambda: self._spellings)
+            translated = TranslatedAnswer(
+                answer, tokens, spans, lambda: self._spellings, lambda: self._word_starts
             )
+            return signal.add_more(picked, translated)
         spread = spread_spans(answer, text, len(rollout.tokens))
         # A renamed token is one token, as in one vocabulary.
         return replace(spread, span_starts=None) if self._translator.renames else spread
@@ -163,6 +164,12 @@ class TranslatedTeacher(FollowerTeacher):
     def _spellings(self) -> Int[Tensor, "N 3"]:
         assert self._translator is not None, "only other tokens are translated"
         return self._common.spell_others(self._translator)
+
+    @cached_property
+    def _word_starts(self) -> tuple[Int[Tensor, " M"], Int[Tensor, " N"]]:
+        assert self._translator is not None, "only other tokens are translated"
+        student, teacher = self._translator.find_word_starts()
+        return torch.tensor(student), torch.tensor(teacher)
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams

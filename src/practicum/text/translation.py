@@ -126,6 +126,25 @@ class Translator:
         encoded = self._encode(self._student_bytes.pieces.get(token, b""))
         return () if encoded is None else tuple(encoded[0])
 
+    def find_word_starts(self) -> tuple[list[int], list[int]]:
+        """Return the tokens of student and teacher that begin with a space, tab or line break.
+
+        Control tokens and the stop also count: no other token holds them.
+        """
+        sides = (
+            (self.student, self._student_bytes, self.student.stop_ids),
+            (self.teacher, self._teacher_bytes, {self.stop_id}),
+        )
+        student, teacher = (
+            [
+                token
+                for token in range(renderer.vocab_size)
+                if token in stops or read.pieces.get(token, b" ")[:1] in (b" ", b"\t", b"\n")
+            ]
+            for renderer, read, stops in sides
+        )
+        return student, teacher
+
     @property
     def renames(self) -> bool:
         """True if each token is translated by itself: both have the same tokens."""

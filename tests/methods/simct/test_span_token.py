@@ -137,7 +137,11 @@ def test_the_teacher_counts_a_joined_token_once(joined: bool) -> None:
     spans = ((slice(0, 2), slice(0, 1)), (slice(2, 3), slice(1, 2)), (slice(3, 4), slice(2, 3)))
     tokens = torch.tensor([2, 0, 1, 3, 3])
     answer = TranslatedAnswer(
-        TeacherSignal(hidden=states, head=head), tokens, spans, lambda: torch.zeros(0, 3).long()
+        TeacherSignal(hidden=states, head=head),
+        tokens,
+        spans,
+        lambda: torch.zeros(0, 3).long(),
+        lambda: (tokens, tokens),
     )
     unknown = torch.tensor([True, True, False, False])
     signal = add_spans(TeacherSignal(unknown=unknown), answer, joined=joined)
