@@ -430,3 +430,20 @@ def test_special_tokens_are_left_out_where_they_are_known():
     torch.testing.assert_close(found[~masked], unmasked[~masked])
     with pytest.raises(ValueError, match="not_special needs special"):
         loss_of(objective, logits(1), teacher)
+
+
+def test_a_mean_over_scored_tokens_leaves_out_tokens_that_the_teacher_lacks():
+    data = {"divergence": "jsd(0.3)", "weights": "scored_mean", "aggregate": "seq_mean_token_mean"}
+    objective = Objective.model_validate(data)
+    tokens = build_token_batch(batch(), objective)
+    unknown = torch.rand(len(tokens.rows), generator=torch.Generator().manual_seed(0)) < 0.4
+    teacher = replace(whole(logits(2)), unknown=unknown)
+    (values,) = compute_term_values(logits(1).log_softmax(-1), teacher, tokens, objective)
+    shares = compute_coefficients(objective.losses[0], values.detach(), tokens)
+    rows = tokens.rows.unique()
+    assert 0 < unknown.sum() < len(unknown) and not shares[unknown].any()
+    for row in rows:
+        known = shares[(tokens.rows == row) & ~unknown]
+        torch.testing.assert_close(
+            known, torch.full_like(known, 1 / len(rows) / max(len(known), 1))
+        )

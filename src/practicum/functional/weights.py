@@ -297,6 +297,15 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
     return mask * (1.0 + gamma * (1.0 - share.clamp(0.0, 1.0)))
 
 
+@WEIGHTS.enter("a mean over tokens with a signal", needs=("rows",))
+def scored_mean(statistics: TokenStatistics) -> Float[Tensor, " T"]:
+    """Divide by the completion's share of tokens with a signal, so that a mean is over these tokens."""
+    mask, rows = _mask(statistics), _statistic("scored_mean", statistics, "rows")
+    counts = mask.new_zeros(2, len(rows) + 1)
+    counts.index_add_(1, rows, torch.stack([torch.ones_like(mask), mask]))
+    return mask * (counts[0] / counts[1].clamp(min=1.0))[rows]
+
+
 MEASURES = ("student_entropy", "teacher_entropy", "divergence", "logprobs", "teacher_logprobs")
 """The statistics that `threshold` can compare."""
 

@@ -14,7 +14,7 @@ class RecipeFacts:
     """The facts about a recipe that decide which rules apply and how.
 
     `refresh_period` is the number of steps between copies of a `periodic` self-teacher. A recipe
-    `has_token_weights` if a term selects or weights its tokens, and `has_rewards` if a term learns
+    `has_token_weights` if a term has weights that may drop tokens, and `has_rewards` if a term learns
     from rewards. `teaching_scorers` are the scorers, except the verifier, that a term learns
     from. The teacher `repeats_scores` if all tokens of a correct answer may have the same score.
     """
@@ -43,7 +43,9 @@ class RecipeFacts:
             updates_per_step=recipe["train"]["updates_per_step"],
             refresh_period=next(periods, None),
             needs_teacher=any(term.needs_signal for term in terms),
-            has_token_weights=any(term.weights.name != "all" for term in terms),
+            has_token_weights=any(
+                term.weights.name not in ("all", "scored_mean") for term in terms
+            ),
             has_rewards=any(term.has_rewarded_advantage for term in terms),
             teaching_scorers=tuple(
                 dict.fromkeys(term.scorer for term in terms if term.scorer != VERIFIER)
