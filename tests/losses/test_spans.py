@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from practicum.functional.divergences import DIVERGENCES
-from practicum.functional.sequence import keep_span_starts, sum_spans
+from practicum.functional.sequence import add_later, keep_span_starts, sum_spans
 from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
 from practicum.objective import Objective, TeacherDistribution
 from practicum.types import Datum, PooledSignal, Prompt, Rollout, TeacherSignal
@@ -297,3 +299,16 @@ def test_what_shares_and_binarised_signals_cannot_go_with_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=reason):
             Objective.model_validate(choice)
+
+
+@given(st.lists(st.integers(1, 4), max_size=8), st.integers(0, 2), st.integers(0, 10**6))
+def test_later_values_are_added_to_the_first_of_their_group(sizes, gap, seed):
+    values = torch.randn(
+        sum(sizes) + gap * len(sizes), 3, generator=torch.Generator().manual_seed(seed)
+    )
+    lengths, expected, place = torch.zeros(len(values), dtype=torch.long), values.clone(), 0
+    for size in sizes:
+        lengths[place] = size
+        expected[place] = values[place : place + size].sum(dim=0)
+        place += size + gap
+    torch.testing.assert_close(add_later(values, lengths), expected)

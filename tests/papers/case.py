@@ -10,7 +10,9 @@ from torch import Tensor
 
 from practicum.functional.dual_space import BothSpaces
 from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
+from practicum.methods.uld.sorted import Config as Sorted
 from practicum.objective import Objective, TeacherDistribution
+from practicum.objective.signal_call import SignalCall
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.types import (
@@ -210,6 +212,27 @@ def cut_chunks(
     return replace(answer, unknown=unknown, extras={"chunks": chunks}, constants=constants)
 
 
+def place_spans(
+    teacher: TeacherDistribution, starts: list[int], signal: SignalCall
+) -> TeacherDistribution:
+    """Return the same teacher, which answers at the start of each span, or at the first indices of a text.
+
+    The column of a span has its length and, for two tokens, a quarter of the teacher's level, negated.
+    """
+    assert teacher.unknown is not None and teacher.level is not None
+    by_index = isinstance(signal, Sorted) and signal.align == "index"
+    column, known = torch.zeros(starts[-1], 2, dtype=torch.float64), list[int]()
+    for start, end in pairwise(starts):
+        firsts = [place for place in range(start, end) if starts_span(place - start)]
+        for first, after in pairwise([*firsts, end]):
+            several = after - first > 1
+            column[first] = torch.tensor([after - first, -several * teacher.level[first] / 4])
+        # The teacher has one token for each span.
+        known += range(start, start + len(firsts)) if by_index else firsts
+    unknown = torch.ones_like(teacher.unknown).index_fill(0, torch.tensor(known), False)
+    return replace(teacher, extras={} if by_index else {"merged": column}, unknown=unknown)
+
+
 def starts_span(place: int) -> bool:
     """Return whether a span of a teacher with another tokenizer begins at a position of an answer."""
     return place % 3 != 1
@@ -333,6 +356,9 @@ def _library(
         rest = (judges, logits, teacher, reference, ids, sampler, starts, is_translated)
         (first, uniforms), (second, _) = (_library(part, *rest) for part in (own, observed))
         return first + second, uniforms
+    for term in objective.losses:
+        if term.signal.name == "sorted":
+            teacher = place_spans(teacher, starts, term.signal)
     data = []
     for row, (group, source, reward, length) in enumerate(ROWS):
         part = slice(starts[row], starts[row + 1])

@@ -61,28 +61,42 @@ def ranked(student: Tensor, teacher: Tensor) -> Tensor:
     return (lists[0] - lists[1]).abs().sum()
 
 
+def whole(token: Token) -> Tensor:
+    """Return the teacher's log-probabilities of the common tokens, then of its own."""
+    return torch.cat([token.T[: V - OUTSIDE], token.own])
+
+
 def uld(case: Case) -> Tensor:
-    """2402.12030: cross-entropy, and 1.5 times the L1 distance of sorted probabilities where both models have the token."""
+    """2402.12030's code: cross-entropy, and 1.5 times the L1 distance of sorted probabilities at the same token index.
 
-    def loss(token: Token) -> Tensor:
-        whole = torch.cat([token.T[: V - OUTSIDE], token.own])
-        return (1.5 * ranked(token.S, whole) if token.is_known else 0.0) - token.lS
-
-    return case.token_mean(loss)
+    Indices end with the shorter of both tokenizations, here the teacher's, which has one token for each span.
+    """
+    total = torch.zeros(())
+    for row in case.sequences:
+        common = row.tokens[: len(row.spans())]
+        ranks = sum(ranked(token.S, whole(token)) for token in common) / len(common)
+        total = total + 1.5 * ranks - sum(token.lS for token in row.tokens) / len(row.tokens)
+    return total / len(case.sequences)
 
 
 def gold(case: Case) -> Tensor:
-    """TRL: JSD(0.5) of matched tokens times their share of the teacher's vocabulary, plus sorted L1 of the rest times its share."""
+    """TRL: JSD(0.5) of matched tokens times their share of the teacher's vocabulary, plus sorted L1 of the rest times its share.
+
+    A span's row is the first token's, times the probability of the span's later tokens: here a quarter of the level, negated,
+    is its logarithm for the teacher.
+    """
     matched = V - OUTSIDE
     weight = matched / (matched + OWN)
-
-    def loss(token: Token) -> Tensor:
-        if not token.is_known:
-            return torch.zeros(())
-        same = jsd(token.S[:matched], token.T[:matched], 0.5)
-        return weight * same + (1 - weight) * ranked(token.S[matched:], token.own)
-
-    return case.token_mean(loss)
+    total = torch.zeros(())
+    for row in case.sequences:
+        losses = []
+        for first, *later in row.spans():
+            S = first.S + sum((token.lS for token in later), torch.zeros(()))
+            scale = -first.level / 4 if later else 0.0
+            same = jsd(S[:matched], first.T[:matched] + scale, 0.5)
+            losses.append(weight * same + (1 - weight) * ranked(S[matched:], first.own + scale))
+        total = total + sum(losses) / len(losses)
+    return total / len(case.sequences)
 
 
 def x_token(case: Case) -> Tensor:

@@ -64,6 +64,18 @@ def sum_spans(values: Float[Tensor, " T"], spans: Int[Tensor, " T"]) -> Float[Te
     return values.new_zeros(count).index_add_(0, places, values)[places]
 
 
+def add_later(values: Float[Tensor, "T *s"], lengths: Int[Tensor, " T"]) -> Float[Tensor, "T *s"]:
+    """Add to the first value of each group the later values of the group; others stay unchanged.
+
+    `lengths` has the length of a group at its first value, and 0 elsewhere.
+    """
+    firsts = lengths.nonzero()[:, 0]
+    owners = firsts.repeat_interleave(lengths[firsts] - 1)
+    # Count the later values of each group from 1.
+    numbers = torch.ones_like(owners).cumsum(0) - torch.searchsorted(owners, owners)
+    return values.index_add(0, owners, values[owners + numbers])
+
+
 def share_spans(
     values: Float[Tensor, " T"],
     logprobs: Float[Tensor, " T"],

@@ -1,9 +1,10 @@
 """An answer of a teacher with another tokenizer, for a signal that reads more of it than tokens."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.types import TeacherSignal
@@ -26,3 +27,15 @@ class TranslatedAnswer:
     spans: tuple[tuple[slice, slice], ...]
     spell: Callable[[], Int[Tensor, "N 3"]]
     find_word_starts: Callable[[], tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]
+
+    def place_states(
+        self, signal: TeacherSignal, places: Sequence[int], states: Float[Tensor, "n D"]
+    ) -> TeacherSignal:
+        """Return the signal with the teacher's states at some of the student's tokens, unknown at others."""
+        assert signal.unknown is not None, "a translated answer has unknown tokens"
+        index, unknown = torch.tensor(places, dtype=torch.long), torch.ones_like(signal.unknown)
+        unknown[index] = False
+        hidden = states.new_zeros(len(unknown), states.shape[-1])
+        return replace(
+            signal, hidden=hidden.index_copy(0, index.to(states.device), states), unknown=unknown
+        )
