@@ -230,7 +230,8 @@ def place_spans(
         # The teacher has one token for each span.
         known += range(start, start + len(firsts)) if by_index else firsts
     unknown = torch.ones_like(teacher.unknown).index_fill(0, torch.tensor(known), False)
-    return replace(teacher, extras={} if by_index else {"merged": column}, unknown=unknown)
+    name = "merged" if isinstance(signal, Sorted) else "averaged"
+    return replace(teacher, extras={} if by_index else {name: column}, unknown=unknown)
 
 
 def starts_span(place: int) -> bool:
@@ -357,7 +358,7 @@ def _library(
         (first, uniforms), (second, _) = (_library(part, *rest) for part in (own, observed))
         return first + second, uniforms
     for term in objective.losses:
-        if term.signal.name == "sorted":
+        if term.signal.name in ("sorted", "projected"):
             teacher = place_spans(teacher, starts, term.signal)
     data = []
     for row, (group, source, reward, length) in enumerate(ROWS):

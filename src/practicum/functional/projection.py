@@ -50,10 +50,11 @@ def pair_columns(
     least: float,
 ) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
     """Return tokens and the column of each: shared tokens with themselves, then tokens that give a
-    column at least `least` of their mass. Each column is used once, by its first token.
+    column at least `least` of their mass. Each column is used once, by the token that gives it most.
     """
     token_of = dict(zip(shared.tolist(), shared.tolist(), strict=True))
-    strong = weights >= least
+    order = weights.argsort(descending=True, stable=True)
+    strong = order[: int((weights >= least).sum())]
     # Above one half no token has two such columns, but several tokens may have the same column.
     for token, column in zip(tokens[strong].tolist(), columns[strong].tolist(), strict=True):
         token_of.setdefault(column, token)

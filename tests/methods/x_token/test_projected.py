@@ -1,13 +1,14 @@
-"""H-KL of two vocabularies by loops: pairs of tokens, and all unpaired tokens by rank."""
+"""X-Token by loops: means over spans, pairs of tokens, and all unpaired tokens by rank."""
 
-import itertools
-
+import pytest
 import torch
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.projection import pair_columns
-from practicum.methods.x_token.projected import SPELLINGS
+from practicum.losses.signal_reader import read_tokens
+from practicum.methods.x_token.projected import AVERAGED, SPELLINGS, Spelled
 from practicum.objective import Objective, TeacherDistribution
+from tests.losses.spans import LONG, SHORT, score, write
 from tests.losses.vocabularies import (
     COMMON,
     OUTSIDE,
@@ -59,7 +60,8 @@ def test_pairs_are_compared_and_others_ranked() -> None:
             sorted(logprobs[row, [7, 10]].exp().tolist(), reverse=True),
             sorted(teacher[row, OWN_TOKENS[1:]].exp().tolist(), reverse=True),
         ]
-        ranked = sum(abs(a - b) for a, b in itertools.zip_longest(*lists, fillvalue=0.0))
+        # The longer list is cut.
+        ranked = sum(abs(a - b) for a, b in zip(*lists, strict=False))
         torch.testing.assert_close(values[row], same + ranked)
     (slope,) = torch.autograd.grad(values.sum(), student)
     assert slope.isfinite().all() and slope.abs().max() > 0
@@ -67,6 +69,44 @@ def test_pairs_are_compared_and_others_ranked() -> None:
 
 def test_a_column_is_taken_once_and_a_weak_part_pairs_nothing() -> None:
     shared, tokens = torch.tensor([0, 2]), torch.tensor([1, 3, 4, 4])
-    columns, weights = torch.tensor([2, 5, 5, 6]), torch.tensor([1.0, 0.7, 0.65, 0.35])
+    columns, weights = torch.tensor([2, 5, 5, 6]), torch.tensor([1.0, 0.65, 0.7, 0.3])
     found = pair_columns(shared, tokens, columns, weights, 0.6)
-    assert [part.tolist() for part in found] == [[0, 2, 3], [0, 2, 5]]
+    assert [part.tolist() for part in found] == [[0, 2, 4], [0, 2, 5]]
+
+
+@pytest.mark.parametrize(("student", "teacher"), [(SHORT, LONG), (LONG, SHORT)])
+def test_both_sides_are_means_over_a_span(student, teacher) -> None:
+    term = Objective.model_validate(
+        {"signal": "projected(0.3)", "divergence": "forward_kl"}
+    ).losses[0]
+    for seed, text in enumerate(["abcab", "bb", "c", "acbbca"]):
+        scored = score(Spelled(), text, student, teacher, seed)
+        tokens = write(student, text).tokens
+        raw = torch.randn(len(tokens), student.vocab_size).double().requires_grad_()
+        answer = read_tokens(scored.signal, slice(None), with_own=True)
+        assert answer.own is not None and answer.full is not None and answer.outside is not None
+        values = compare(term, raw.log_softmax(-1), answer, tokens)
+        outside = answer.outside.tolist()
+        shared = [n for n in range(student.vocab_size) if n not in outside]
+        matrix = torch.zeros(student.vocab_size, student.vocab_size + answer.own.shape[-1]).double()
+        matrix[shared, shared] = 1.0
+        spelled = answer.constants[SPELLINGS].tolist()
+        for token, column, place in spelled:
+            total = sum(0.3**n for one, _, n in spelled if one == token)
+            matrix[token, column] += 0.3**place / total
+        used = [n for n in range(matrix.shape[1]) if n not in outside]
+        names = student.tokenizer.convert_ids_to_tokens(shared)
+        same = [
+            2 if n == 2 else teacher.tokenizer.convert_tokens_to_ids(name)
+            for n, name in zip(shared, names, strict=True)
+        ]
+        order = same + [n for n in range(teacher.vocab_size) if n not in same]
+        for span in scored.text.spans:
+            probs = (raw.detach().softmax(-1)[span.student] @ matrix)[:, used].mean(0)
+            target = scored.rows.double()[span.teacher].mean(0)[order]
+            expected = (target.exp() * (target - (probs / probs.sum() + 1e-10).log())).sum()
+            assert values[span.student.start].item() == pytest.approx(float(expected), rel=1e-4)
+            assert answer.extras[AVERAGED][span.student.start, 1] <= 1e-6, "a mean of logarithms"
+            (slope,) = torch.autograd.grad(values[span.student.start], raw, retain_graph=True)
+            moved = slope.abs().sum(-1).nonzero()[:, 0].tolist()
+            assert moved == list(range(span.student.start, span.student.stop))
