@@ -322,7 +322,7 @@ def stable_opd(case: Case) -> Tensor:
 
 
 def vopd(case: Case) -> Tensor:
-    """2605.07865: the advantage r - V with V = -KL(S || T)."""
+    """2605.07865 and its code's `vopd.yaml`: the advantage r - V with V = -KL(S || T), over all tokens."""
     return case.token_mean(
         lambda token: policy_gradient(token, gap(token) + number(reverse(token)))
     )

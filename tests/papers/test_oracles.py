@@ -396,3 +396,15 @@ def test_vopds_advantage_is_the_log_ratio_plus_the_kl_of_the_state():
     expected = -(batch.of(batch.T) - batch.of(batch.S) + kl) / len(batch.ids)
     found = coefficients({"signal": "full", "estimator": "score_function(0, kl)"}, batch)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+
+
+@SEEDS
+def test_vopds_cheap_baseline_is_the_kl_between_the_renormalised_top_tokens(seed):
+    """`vopd-topk.yaml` of the released code: the log-ratio is whole, only the baseline is restricted."""
+    batch = random_batch(seed)
+    ids = batch.S.topk(3, dim=-1).indices
+    student, teacher = (torch.log_softmax(row.gather(-1, ids), -1) for row in (batch.S, batch.T))
+    kl = (student.exp() * (student - teacher)).sum(-1)
+    expected = -(batch.of(batch.T) - batch.of(batch.S) + kl) / len(batch.ids)
+    choice = {"signal": "topk(3, tail=renorm)", "estimator": "score_function(0, kl)"}
+    torch.testing.assert_close(coefficients(choice, batch), expected, rtol=1e-6, atol=1e-12)
