@@ -13,6 +13,7 @@ from practicum.recipe import parse_recipe, resolve_recipe
 from practicum.recipe.schedule import (
     Adaptive,
     Cosine,
+    First,
     Linear,
     ScheduleState,
     Staircase,
@@ -118,7 +119,7 @@ WRONG = [
     ),
     (
         {"schedules": {"rollout.n": "wavy(1, 0)"}},
-        "no schedule named 'wavy'; known: linear, cosine, switch, adaptive, staircase",
+        "no schedule named 'wavy'; known: linear, cosine, switch, adaptive, staircase, first",
     ),
     (
         {"objective": {"coefficient": "staircase(1, 0)"}},
@@ -169,6 +170,20 @@ def test_a_staircase_rises_when_the_heldout_metric_stops_falling() -> None:
         ScheduleState({"x": Staircase(start=0.0, end=1.0, metric="heldout_typo")}, 10).update(
             {"heldout_reverse_kl": 1.0}
         )
+
+
+def test_a_first_measurement_stays_also_after_a_resume() -> None:
+    courses = ScheduleState({"x": First(start=0.5, metric="gap")}, 10)
+    assert courses.compute_numbers(1) == {"x": 0.5}
+    courses.update({"nonfinite": 1.0})
+    assert courses.compute_numbers(2) == {"x": 0.5}
+    for gap in (0.2, 0.7):
+        courses.update({"gap": gap})
+        assert courses.compute_numbers(3) == {"x": 0.2}
+    again = ScheduleState({"x": First(start=0.5, metric="gap")}, 10)
+    again.load_state(courses.save_state())
+    again.update({"gap": 0.9})
+    assert again.compute_numbers(4) == {"x": 0.2}
 
 
 def test_a_metric_that_nobody_measures_is_named() -> None:

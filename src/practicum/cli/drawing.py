@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from practicum.recipe import Recipe
-from practicum.recipe.schedule import Following, evaluate_schedules
+from practicum.recipe.schedule import First, Following, evaluate_schedules
 
 HEIGHT, WIDTH = 6, 60
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -23,7 +23,8 @@ def draw_schedules(recipe: Recipe) -> list[str]:
         schedule = recipe.schedules.get(path)
         note = ""
         if isinstance(schedule, Following):
-            note = f" (adapts to {schedule.metric}, towards {schedule.end:g})"
+            course = "" if isinstance(schedule, First) else f", towards {schedule.end:g}"
+            note = f" (adapts to {schedule.metric}{course})"
         lines += [f"{path}{note}", *draw_chart(values), ""]
     return lines[:-1]
 

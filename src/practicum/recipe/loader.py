@@ -12,7 +12,13 @@ from practicum.recipe.layers import read_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override_all
 from practicum.recipe.possible import correct_for_engine
-from practicum.recipe.schedule import SCHEDULED, Following, compute_value, extract_schedules
+from practicum.recipe.schedule import (
+    SCHEDULED,
+    Adaptive,
+    Staircase,
+    compute_value,
+    extract_schedules,
+)
 from practicum.recipe.schema import Recipe, resolve_recipe
 from practicum.recipe.settings import fill_setting, list_setting_names
 from practicum.recipe.short_forms import expand_models
@@ -82,7 +88,7 @@ def parse_recipe(recipe_data: Mapping[str, Any], source: str) -> Recipe:
 def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
     """Raise RecipeError if a schedule's number is impossible at a step, or replaces no number."""
     for path, schedule in recipe.schedules.items():
-        ends = [schedule.end] if isinstance(schedule, Following) else []
+        ends = [schedule.end] if isinstance(schedule, Adaptive | Staircase) else []
         for number in [compute_value(schedule, step, recipe.train.steps), *ends]:
             try:
                 recipe.replace_numbers({path: number})

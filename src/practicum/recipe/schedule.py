@@ -2,7 +2,7 @@
 
 A schedule replaces the number, `coefficient: linear(0.005, 0.001)`, or as a named argument
 of a call, `log_linear(teacher=1, student=linear(0.5, 0))`. Its value depends on the step, and for
-`adaptive` and `staircase` on the metrics of earlier steps.
+`adaptive`, `staircase` and `first` on the metrics of earlier steps.
 """
 
 import math
@@ -97,7 +97,20 @@ class Staircase(Call):
             state["previous"] = measured
 
 
-Following = Adaptive | Staircase
+class First(Call):
+    """The number `start` until a metric is measured, and its first measurement from then on."""
+
+    type: Literal["first"] = "first"
+    start: float
+    metric: str
+
+    def move(self, state: dict[str, float], measured: float) -> None:
+        """Set the value in `state` to the first measurement."""
+        if "previous" not in state:
+            state["value"] = state["previous"] = measured
+
+
+Following = Adaptive | Staircase | First
 """The schedules that follow a metric of earlier steps."""
 
 AnySchedule = Linear | Cosine | Switch | Following
@@ -108,6 +121,7 @@ SCHEDULES = {
     "switch": Switch,
     "adaptive": Adaptive,
     "staircase": Staircase,
+    "first": First,
 }
 """The schedules by name; a plain number is constant."""
 
