@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.costs.segments import split_by_tokens
-from practicum.losses.tokens import TokenBatch
+from practicum.losses.tokens import TermValues, TokenBatch
+from practicum.losses.vocabulary_axis import LogitSide
+from practicum.objective.signal_call import ANSWERS
 from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal
 
 
@@ -67,6 +69,38 @@ class Pass:
                 yield part
             finally:
                 part.release(keep)
+
+
+def add_answers(
+    part: Part, sides: Sequence[LogitSide], values: Sequence[Sequence[TermValues]]
+) -> Part:
+    """Add the column `ANSWERS` to the signals of the terms that read it.
+
+    `values` are the values of each term for consecutive pieces of the part.
+    """
+    for number, side in enumerate(sides):
+        term = TermValues.join([piece[number] for piece in values])
+        if side.signal.reads_answers and term.teacher_logprobs is not None:
+            answers = average_answers(term.logprobs, term.teacher_logprobs, part.tokens.rows)
+            name = "reference" if side.asks_reference else "signal"
+            signal = part.reference if side.asks_reference else part.signal
+            signal = replace(signal, extras={**signal.extras, ANSWERS: answers})
+            part = replace(part, **{name: signal})
+    return part
+
+
+def average_answers(
+    student: Float[Tensor, " T"], teacher: Float[Tensor, " T"], rows: Int[Tensor, " T"]
+) -> Float[Tensor, "T 2"]:
+    """Return the geometric mean of the probabilities of each row's tokens, at its tokens.
+
+    The columns are the student and the teacher. Tokens that the teacher lacks (NaN) do not count.
+    """
+    pair = torch.stack([student, teacher], dim=-1)
+    counts = (~pair.isnan().any(dim=-1, keepdim=True)).to(pair)
+    sums = pair.new_zeros(int(rows.max()) + 1 if len(rows) else 0, 3)
+    sums.index_add_(0, rows, torch.cat([torch.where(counts > 0, pair, 0.0), counts], dim=-1))
+    return (sums[:, :2] / sums[:, 2:].clamp(min=1.0)).exp()[rows]
 
 
 def collect_head_keys(datums: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:

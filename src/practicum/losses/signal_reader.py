@@ -1,6 +1,7 @@
 """Turn signals into distributions: apply heads, pool teachers, compare two signals."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -49,8 +50,10 @@ def read_tokens(
     `with_level` adds the level of the raw logits, if the signal has them, and `with_own` adds the
     tokens that the student lacks, if any.
     """
+    extras = {name: column[part] for name, column in signal.extras.items()}
     if signal.pool is not None:
-        return _pool(signal.pool, [read_tokens(member, part) for member in signal.pool.members])
+        members = [read_tokens(member, part) for member in signal.pool.members]
+        return replace(_pool(signal.pool, members), extras=extras)
     full = level = own_logprobs = None
     states = signal.states
     if states is not None and signal.head is not None:
@@ -76,7 +79,7 @@ def read_tokens(
         unknown,
         level,
         own_logprobs,
-        extras={name: column[part] for name, column in signal.extras.items()},
+        extras=extras,
         constants=signal.constants,
     )
 

@@ -4,7 +4,7 @@ A signal is one file of `practicum.objective.signals`, or a module of another pa
 `Config` below `SignalCall`: the question to a teacher, and the way from the answer to a loss.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -27,11 +27,17 @@ from practicum.objective.distribution import (
 from practicum.objective.entries import check_advantage
 from practicum.objective.estimator_call import EstimatorCall, Pathwise, ScoreFunction
 from practicum.objective.translated_answer import TranslatedAnswer
-from practicum.types import TeacherSignal
+from practicum.types import Metrics, Rollout, TeacherSignal, TokenRecord
 
 SignalName = Literal["sampled", "topk", "full"]
 AdvantageName = Annotated[str, AfterValidator(check_advantage)]
 """The name of an advantage of practicum, a registered one, or `package.module:entry`."""
+
+ANSWERS = "answers"
+"""The column with two probabilities of a token's answer, the student's and the model's.
+
+Each is the geometric mean of the probabilities of the answer's tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ class SignalCall(Call):
     - unshared: it reads tokens that only one of two vocabularies has
     - alone: it uses only the student's full distribution
     - needs_student_level: it reads the level of the student's raw logits
+    - reads_answers: it reads the column `ANSWERS` of the model's extras
     - usual: the estimator that `auto` stands for
     """
 
@@ -101,6 +108,7 @@ class SignalCall(Call):
     unshared: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     needs_student_level: ClassVar[bool] = False
+    reads_answers: ClassVar[bool] = False
     usual: ClassVar[EstimatorCall] = Pathwise()
 
     @property
@@ -230,6 +238,10 @@ class SignalCall(Call):
         A token in no group has length 0 or 1. None: there are no groups.
         """
         return None
+
+    def measure(self, rollouts: Sequence[Rollout], outputs: TokenRecord) -> Metrics:
+        """Return more metrics of a step, from the numbers of its tokens."""
+        return {}
 
     def compute_state_values(self, teacher: TeacherDistribution) -> Float[Tensor, " T"] | None:
         """Return the value of each state from raw logits, or None if the signal has no such returns."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 
 import torch
@@ -233,6 +234,7 @@ def update_student(
         **measure_notes(rollouts, parts.notes),
         **_measure_waiting(parts, rollouts, step, settings),
         **judged,
+        **_measure_signals(plan.objective, rollouts, result.outputs),
         **measure_rejections(rollouts, rejections),
         **result.metrics,
         **timer.laps,
@@ -421,6 +423,17 @@ def measure_rollouts(
     metrics |= call_part(source, label, lambda: source.measure(rollouts))
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
+
+
+def _measure_signals(
+    objective: Objective, rollouts: Sequence[Rollout], outputs: TokenRecord
+) -> Metrics:
+    """Return the metrics that only some signals have."""
+    metrics: Metrics = {}
+    for term in objective.losses:
+        label = f"signal {term.signal.name!r}: measure"
+        metrics |= call_part(term.signal, label, partial(term.signal.measure, rollouts, outputs))
+    return metrics
 
 
 def _measure_waiting(

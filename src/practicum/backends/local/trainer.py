@@ -56,6 +56,7 @@ from practicum.losses.measures import (
 from practicum.losses.passes import (
     Part,
     Pass,
+    add_answers,
     build_score_requests,
     collect_head_keys,
     count_tokens,
@@ -348,7 +349,7 @@ class LocalTrainer:
 
         def differentiate() -> Float[Tensor, "T D"]:
             gradient = torch.zeros_like(hidden)
-            for part in micro_batch.gather_parts():
+            for part in self._gather_parts(micro_batch, head, hidden, objective):
                 # The gradient of the body is computed once, below; here it stops at the hidden
                 # states.
                 if batch_coefficients is None:
@@ -449,7 +450,7 @@ class LocalTrainer:
                 hidden = self._compute_hidden(micro_batch)
 
                 def record_all(micro_batch: Pass = micro_batch, hidden: Tensor = hidden) -> Tensor:
-                    for part in micro_batch.gather_parts():
+                    for part in self._gather_parts(micro_batch, head, hidden, objective):
                         record(part, hidden)
                     return hidden
 
@@ -464,6 +465,23 @@ class LocalTrainer:
         for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
             records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
         return coefficients
+
+    def _gather_parts(
+        self, micro_batch: Pass, head: Head, hidden: Tensor, objective: CompiledObjective
+    ) -> Iterator[Part]:
+        """Yield the parts of a pass, with the columns about whole answers that a signal reads."""
+        for part in micro_batch.gather_parts():
+            if not objective.reads_answers:
+                yield part
+                continue
+            # An answer is longer than a chunk, so its tokens go through the heads once before.
+            pieces = list(self._cut(part, objective))
+            states = hidden.detach()
+            values = [
+                self._open_chunk(head, states[piece], part, piece, objective).values
+                for piece in pieces
+            ]
+            yield add_answers(part, objective.logits, values)
 
     def _cut(self, part: Part, objective: CompiledObjective) -> Iterator[slice]:
         groups = objective.read_groups(part.signal.extras)
