@@ -10,9 +10,10 @@ from torch import Tensor
 
 from practicum.functional.dual_space import BothSpaces
 from practicum.losses import build_token_batch, compute_coefficients, compute_term_values
+from practicum.losses.passes import average_answers
 from practicum.methods.uld.sorted import Config as Sorted
 from practicum.objective import Objective, TeacherDistribution
-from practicum.objective.signal_call import SignalCall
+from practicum.objective.signal_call import ANSWERS, SignalCall
 from practicum.recipe import Recipe
 from practicum.recipe.schedule import ScheduleState
 from practicum.types import (
@@ -266,6 +267,9 @@ SCORES = [(row * 7 % 15 - 6) / 4 for row in range(len(ROWS))]
 ADVANTAGES = [(place * 5 % 11 - 4) / 4 for place in range(sum(length for *_, length in ROWS))]
 """A critic's advantages of the tokens: above and below 0, unordered."""
 
+GAPS = {"gap_of_teacher": 0.00057, "gap_of_student": 0.00051}
+"""The mean gaps of the first answers: with them one answer of each writer has an alpha between the bounds."""
+
 TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "y", "x", "z", "y"]
 
 
@@ -295,9 +299,10 @@ def library_and_formula(
     for row, (_, source, _, _) in enumerate(ROWS):
         if source == "dataset":
             sampler[starts[row] : starts[row + 1]] = 0.0
-    objective = recipe.replace_numbers(
-        ScheduleState(recipe.schedules, recipe.train.steps).compute_numbers(step)
-    ).objective
+    schedules = ScheduleState(recipe.schedules, recipe.train.steps)
+    if step > 1:
+        schedules.update({**GAPS, "nonfinite": 1.0})
+    objective = recipe.replace_numbers(schedules.compute_numbers(step)).objective
     level = 5.0 + 2.0 * torch.randn(count, generator=generator, dtype=torch.float64)
     judges = {name: config.type for name, config in recipe.scorers.items()}
     own = torch.cat(
@@ -400,6 +405,12 @@ def _library(
         through = torch.stack([lead(row, int(n)) for row, n in zip(reference, best, strict=True)])
         spaces = BothSpaces(through, carry(leaf), theirs, labels)
         teacher = replace(teacher, spaces=spaces)
+    if objective.losses[0].signal.reads_answers:
+        assert teacher.full is not None
+        mine, theirs = (
+            part.detach().gather(-1, ids[:, None])[:, 0] for part in (student, teacher.full)
+        )
+        teacher = replace(teacher, extras={ANSWERS: average_answers(mine, theirs, batch.rows)})
     if objective.losses[0].signal.name == "span_token":
         teacher = join_spans(teacher, leaf, starts)
     values = compute_term_values(

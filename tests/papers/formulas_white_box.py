@@ -6,7 +6,7 @@ from collections.abc import Sequence as TableHead
 import torch
 from torch import Tensor
 
-from .case import Case, Sequence, Token, jsd, kl, sg
+from .case import GAPS, Case, Sequence, Token, jsd, kl, sg
 
 
 def number(value: Tensor) -> float:
@@ -141,15 +141,25 @@ def distillm(case: Case) -> Tensor:
 
 
 def distillm_2(case: Case) -> Tensor:
-    """(2 - beta) SKL on the teacher's answers + beta SRKL on the student's, its mixture held constant."""
+    """(2 - beta) SKL on the teacher's answers + beta SRKL on the student's, its mixture held constant.
+
+    Algorithm 1 of 2503.07067: alpha is 1 - (1 - 0.1) m / gap by answer, from the second step on, within the code's bounds.
+    """
     beta = 1.0 + 0.5 * min(1.0, (case.step - 1) / 19)
     losses = []
     for row in case.sequences:
+        mine, theirs = (
+            math.exp(sum(map(number, logprobs)) / len(row.tokens))
+            for logprobs in ([t.lS for t in row.tokens], [t.lT for t in row.tokens])
+        )
+        gap = theirs - mine if row.source == "teacher" else mine - theirs
+        anchor = GAPS.get(f"gap_of_{row.source}", 0.0) if case.step > 1 else 0.0
+        alpha = min(max(1 - 0.9 * anchor / (gap + 1e-5), 0.01), 0.1)
         for token in row.tokens:
             if row.source == "teacher":
-                losses.append((2 - beta) * kl(token.T, skewed(token, 0.9)))
+                losses.append((2 - beta) * kl(token.T, skewed(token, 1 - alpha)))
             if row.source == "student":
-                losses.append(beta * kl(token.S, sg(skewed(token, 0.1))))
+                losses.append(beta * kl(token.S, sg(skewed(token, alpha))))
     return total(losses) / case.count
 
 
