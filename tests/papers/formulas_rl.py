@@ -326,6 +326,36 @@ def vold(case: Case) -> Tensor:
     ) / len(rows)
 
 
+def j_bond(case: Case) -> Tensor:
+    """Algorithm 2 of 2407.14622: (1 - beta) G_FW + beta G_BW + gamma G_Reg with beta and gamma 1/2; equation 19 has G_Reg's sign.
+
+    Equation 17 is -log 16 for two anchor answers; for N of them its mean at the median is log 1/2 with 2^N log 2.
+    """
+    beta, gamma, total = 0.5, 0.5, torch.zeros(())
+    for group in case.groups():
+        own = [row for row in group if row.source == "student"]
+        anchor = [row for row in group if row.source == "reference"]
+        if anchor:
+            worst, top = (pick(row.reward for row in anchor) for pick in (min, max))
+            penalty = 2 ** len(anchor) * math.log(2)
+            returns = [-penalty if row.reward < worst else 0.0 for row in own]
+            for row, value in zip(own, returns, strict=True):
+                baseline = (sum(returns) - value) / (len(own) - 1)
+                likelihood = sum((token.lS for token in row.tokens), torch.zeros(()))
+                # One of two answers of the student.
+                total = total - beta * (value - baseline) * likelihood / 2
+            best = [row for row in anchor if row.reward == top]
+            for row in best:
+                likelihood = sum((token.lS for token in row.tokens), torch.zeros(()))
+                total = total - (1 - beta) * likelihood / len(best)
+        for row in own:
+            for place, token in enumerate(row.tokens):
+                distance = sum(float(sg(later.lS - later.lR)) for later in row.tokens[place:])
+                total = total + (beta + gamma) * distance * token.lS / 2
+    # Four answers per prompt.
+    return total / (len(case.sequences) / 4)
+
+
 def bond(case: Case) -> Tensor:
     """2407.14622: half of KL(S || best-of-N) by policy gradient, with theorem 1 for the ratio of best-of-N to the anchor,
     and half of KL(best-of-N || S) by the likelihood of the anchor's best answer; means over half the answers and an eighth.

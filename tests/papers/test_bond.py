@@ -12,7 +12,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.errors import RecipeError
-from practicum.recipe import parse_recipe
+from practicum.recipe import load_recipe, parse_recipe
 from practicum.types import Rollout
 
 from .worlds import RolloutBatch, answer, close, coefficients, loss
@@ -231,6 +231,32 @@ def test_j_bonds_penalty_is_the_logarithm_of_the_median() -> None:
         assert mean == pytest.approx(math.log(0.5))
     first, second = F.ADVANTAGES["below_anchor"].function([0.5, 1.0], [0.7, 0.9])
     assert first == -second == pytest.approx(-math.log(16))
+
+
+def test_j_bond_steps_by_algorithm_2() -> None:
+    """In expectation over two answers of the student and two of the anchor, with beta and gamma 1/2."""
+    here, objective = world(), load_recipe("papers/j-bond").objective.model_dump()
+    choice = {key: content for key, content in objective.items() if content is not None}
+
+    def step(table: Tensor) -> Tensor:
+        likelihoods = [here.probability(table, number) for number in range(9)]
+        parts = []
+        for number, likelihood in enumerate(likelihoods):
+            own = likelihood.detach()
+            place = here.path(number), torch.tensor(ANSWERS[number])
+            distance = own - here.anchor[place].sum()
+            mean = sum(
+                weight * -math.log(16) * (REWARDS[number] < min(REWARDS[other] for other in pair))
+                for weight, pair in every_pair(here)
+            )
+            # G_BW and G_Reg of the student's answer.
+            parts.append(own.exp() * likelihood * (0.5 * (distance - mean) + 0.5 * distance))
+        best = best_of(2, here.mass)
+        return torch.stack(parts).sum() - 0.5 * sum(
+            weight * likelihood for weight, likelihood in zip(best, likelihoods, strict=True)
+        )
+
+    close(expected(choice, here, every_pair(here)), gradient(step, here))
 
 
 def test_best_of_n_by_hand() -> None:
