@@ -16,6 +16,7 @@ from practicum.recipe.origins import list_paths, trace_origins
 from practicum.recipe.schema import resolve_recipe
 from practicum.recipe.settings import list_setting_names
 from practicum.recipe.yaml_files import read_yaml
+from practicum.runs.stages import load_pipeline_or_recipe
 
 OWN: dict[str, Any] = {
     "student": {"model": "smollm2-135m-instruct"},
@@ -171,6 +172,32 @@ def test_stages_have_settings_of_their_own(tmp_path: Path) -> None:
     assert extended["stages"][1] == {"name": "second"}
     changed = read_recipe(base, ["student.model=smollm2-135m-instruct"])
     assert changed["stages"][1] == {"name": "second"}
+
+
+def test_a_stage_extends_a_method_under_its_own_sections(tmp_path: Path) -> None:
+    loss = {"divergence": "forward_kl", "coefficient": 0.5}
+    method = {"about": "a method", "rollout": {"n": 2}, "objective": loss, "setting": "pair"}
+    write(tmp_path, method, "method")
+    second = {"name": "b", "extends": "method.yaml", "objective": {"coefficient": 0.1}}
+    file = write(tmp_path, {"setting": "pair", "stages": [{"name": "a"}, second]}, "pipeline")
+    plain, extended = load_pipeline_or_recipe(file).build_recipes().values()
+    assert plain.objective.losses[0].divergence.name == "reverse_kl"
+    term = extended.objective.losses[0]
+    assert (term.divergence.name, term.coefficient) == ("forward_kl", 0.1)
+    assert (extended.rollout.n, extended.about, extended.optimizer) == (2, "", plain.optimizer)
+    write(tmp_path, {"extends": "pipeline.yaml"}, "method")
+    with pytest.raises(RecipeError, match="which extends this one again"):
+        load_pipeline_or_recipe(file)
+
+
+def test_the_last_stage_of_aligndistil_is_its_recipe() -> None:
+    pipeline = load_pipeline_or_recipe("pipelines/aligndistil").build_recipes()
+    # The scale fits the distance between the two policies.
+    numbers = {"objective.losses.0.target.scale": 2.0}
+    expected = load_recipe("papers/aligndistil").replace_numbers(numbers).objective
+    assert pipeline["distil"].objective == expected
+    for stage in ("dpo", "reverse_dpo"):
+        assert pipeline[stage].objective.losses[0].signal.pairs
 
 
 def test_the_origin_of_every_value_is_named(tmp_path: Path) -> None:

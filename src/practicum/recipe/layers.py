@@ -48,20 +48,36 @@ def read_layers(path: Path, above: tuple[Path, ...] = ()) -> list[RecipeLayer]:
     parent, setting = recipe_data.pop("extends", None), recipe_data.pop("setting", None)
     layers: list[RecipeLayer] = []
     if parent is not None:
-        file = find_parent(path, str(parent))
-        if file in above or len(above) > DEEPEST_EXTENDS:
-            raise RecipeError(f"{path}: extends {str(parent)!r}, which extends this one again")
-        layers = [
-            replace(layer, sections=_drop_words(layer.sections))
-            for layer in read_layers(file, (*above, path.resolve()))
-            if not layer.is_setting
-        ]
+        layers = _read_method(str(parent), path, above)
+    if isinstance(stages := recipe_data.get("stages"), list):
+        recipe_data["stages"] = [_extend_stage(stage, path, above) for stage in stages]
     if setting is not None:
         layers = [*_read_setting(setting, path), *layers]
     # The paths of a task are relative to the file with the task, even if another file extends it.
     if "task" in recipe_data:
         recipe_data.setdefault("base_dir", str(folder))
     return [*layers, RecipeLayer(_name(path), recipe_data)]
+
+
+def _read_method(parent: str, path: Path, above: tuple[Path, ...]) -> list[RecipeLayer]:
+    """Return the layers of the file that `path` extends, without its setting and its description."""
+    file = find_parent(path, parent)
+    if file in above or len(above) > DEEPEST_EXTENDS:
+        raise RecipeError(f"{path}: extends {parent!r}, which extends this one again")
+    return [
+        replace(layer, sections=_drop_words(layer.sections))
+        for layer in read_layers(file, (*above, path.resolve()))
+        if not layer.is_setting
+    ]
+
+
+def _extend_stage(stage: Any, path: Path, above: tuple[Path, ...]) -> Any:
+    """Return a pipeline's stage, merged over the method of the recipe that it `extends`."""
+    if not isinstance(stage, Mapping) or "extends" not in stage:
+        return stage
+    entry = {key: section for key, section in stage.items() if key != "extends"}
+    layers = _read_method(str(stage["extends"]), path, above)
+    return merge_layers([*layers, RecipeLayer(_name(path), entry)])
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
