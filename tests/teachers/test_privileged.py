@@ -266,6 +266,19 @@ def test_a_missing_field_is_an_error_or_silence_as_the_recipe_says() -> None:
         told(items, reference="{hint}")
 
 
+def test_an_empty_last_text_leaves_completions_without_the_field_to_the_bare_teacher() -> None:
+    items = [replace(rollout(prompt("p")), notes={"hint": "h"}), rollout(prompt("q"))]
+    bare = [("user", "q?")]
+    for key, with_hint in (("reference", "h\n\np?"), ("question", "h")):
+        inner = Recorder()
+        settings = config(**{key: ["{hint}", ""]}, missing="silent")
+        PrivilegedTeacher(inner, settings, ["hint"]).score(items, Sampled())
+        (asked,) = inner.asked
+        assert asked[0].prompt.messages[-1].content == with_hint
+        assert [(turn.role, turn.content) for turn in asked[1].prompt.messages] == bare
+        assert asked[1] == items[1]
+
+
 def test_a_missing_sibling_forgives_no_other_missing_field() -> None:
     with pytest.raises(DataError, match="has no field 'hint'"):
         told(GROUP[:1], question="{sibling} {hint}")

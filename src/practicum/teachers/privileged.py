@@ -57,7 +57,8 @@ class Config(TeacherConfig):
     question and `{answer}` for its answer, as in `"A correct solution: {solution}"`. More
     placeholders describe completions: `{attempt}`, `{outcome}`, `{sibling}` and
     `{failed_sibling}`. A note of the rollout has its own name, such as `{feedback}`. From several
-    texts, the first text with all its fields present is shown.
+    texts, the first text with all its fields present is shown. If that text is empty, nothing is
+    shown, so `["{hint}", ""]` compares a completion without a hint with the bare teacher.
     """
 
     type: Literal["privileged"] = "privileged"
@@ -251,11 +252,11 @@ def add_context(
 def _fill_unless_empty(
     text: str | None, fields: Mapping[str, str], of_rollout: Collection[str]
 ) -> str | None:
-    """Return a text with its fields filled in; None if it shows only notes and all are empty."""
+    """Return a text with its fields filled in; None if it is empty or shows only empty notes."""
     # An empty note leaves the teacher with the student's own prompt, token for token.
     names = set() if text is None else set(list_placeholders(text)) - {"question"}
     is_empty = names and names <= set(of_rollout) and not any(fields[name] for name in names)
-    if text is None or is_empty:
+    if not text or is_empty:
         return None
     return fill_placeholders(text, fields)
 
