@@ -32,7 +32,7 @@ FAILURES: tuple[StopReason, ...] = ("error", "timeout")
 """The stop reasons of a conversation that its environment ended by failing."""
 
 Source = Literal["student", "dataset", "teacher", "reference"]
-Author = Literal["student", "dataset", "teacher", "environment", "reference"]
+Author = Literal["student", "dataset", "teacher", "environment", "reference", "harness"]
 AUTHORS: tuple[Author, ...] = get_args(Author)
 """All authors; `Rollout.authors` holds indices into this tuple."""
 

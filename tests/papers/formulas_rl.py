@@ -100,8 +100,8 @@ def grpo(case: Case) -> Tensor:
 
 
 def echo(case: Case) -> Tensor:
-    """2605.24517: GRPO's clipped surrogate, and 0.05 times the cross-entropy of an environment's tokens, each 1 / length. Here
-    the tokens of the answers also represent an environment's tokens.
+    """2605.24517 as released: GRPO's clipped surrogate, and 0.05 times the cross-entropy of an environment's tokens, each
+    1 / length. Here the tokens of the answers also represent an environment's tokens.
     """
     rows = list(advantages(case, normalized))
     surrogate = sum(

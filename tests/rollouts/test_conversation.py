@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from toy import assert_same_run, curve, rows
 
@@ -375,6 +377,54 @@ def test_what_is_no_observation_is_named(answer, said):
     with pytest.raises(VerifierError) as caught:
         listen(Wrong())
     assert said in str(caught.value)
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("ab\n", max_size=4), st.text("abc", min_size=1)), min_size=1, max_size=3
+    )
+)
+def test_a_warning_has_an_author_and_the_rest_of_the_reply_is_the_reply_without_it(replies):
+    """At random texts: the conversation without the harness's tokens is the conversation without warnings."""
+
+    class Warns(Echo):
+        def __init__(self, warns: bool) -> None:
+            self.warns = warns
+
+        def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
+            chosen = [(warning if self.warns else "", text) for warning, text in replies]
+            return FunctionEpisode(
+                lambda said: "".join(chosen[len(said) - 1]) if len(said) <= len(chosen) else None,
+                warn=lambda said: chosen[len(said) - 1][0],
+            )
+
+    turns = ["ab", "c", "", "a"]
+    warned, plain = (listen(Warns(warns), Parrot(*turns), 90)[0] for warns in (True, False))
+    rows = [conversation.complete(_empty_rollout(conversation)) for conversation in (warned, plain)]
+    is_warning = rows[0].mark_tokens_by("harness")
+    assert int(is_warning.sum()) == sum(len(warning) for warning, _ in replies)
+    assert rows[0].tokens[~is_warning].equal(rows[1].tokens)
+    assert rows[0].authors[~is_warning].equal(rows[1].authors)
+    assert not rows[0].loss_mask[is_warning].any() and not rows[1].mark_tokens_by("harness").any()
+    said = [turn.text for turn in rows[0].turns if turn.role == "user"]
+    assert said == ["".join(reply) for reply in replies]
+
+
+def _empty_rollout(conversation: Conversation) -> Rollout:
+    sample = conversation.sample
+    known = torch.ones(len(sample.tokens), dtype=torch.bool)
+    numbers = (sample.tokens, known, sample.sampling_logprobs, sample.policy_logprobs)
+    return Rollout(PROMPTS[0], (), *numbers, 0, sample.stop_reason, "")
+
+
+def test_a_warning_that_does_not_begin_its_message_is_none():
+    class Late(Echo):
+        def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
+            answer = lambda said: "ab" if len(said) == 1 else None  # noqa: E731
+            return FunctionEpisode(answer, warn=lambda said: "b")
+
+    one = listen(Late(), Parrot("a", "c"))[0]
+    assert one.warning_mask is None and one.rejected == ("type",)
 
 
 def test_no_conversations_are_none():

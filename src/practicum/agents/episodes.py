@@ -15,11 +15,12 @@ class FunctionEpisode(Episode):
     """An episode that answers with a function of the turns so far; see `practicum.ports.Episode`.
 
     `answer` returns the text of the next turn, or None at the end. `reward` returns the reward of
-    the last turn.
+    the last turn, and `warn` the beginning of the answer that is a warning and no observation.
     """
 
     answer: Callable[[Sequence[str]], str | None]
     reward: Callable[[Sequence[str]], float] | None = None
+    warn: Callable[[Sequence[str]], str] | None = None
     turns: list[str] = field(default_factory=list)
 
     def step(self, turn: str) -> Observation:
@@ -27,7 +28,10 @@ class FunctionEpisode(Episode):
         self.turns.append(turn)
         turns = tuple(self.turns)
         text, reward = self.answer(turns), None if self.reward is None else self.reward(turns)
-        return Observation(None if text is None else Message("user", text), reward=reward)
+        if text is None:
+            return Observation(None, reward=reward)
+        warning = "" if self.warn is None else self.warn(turns)
+        return Observation(Message("user", text), reward=reward, warning=warning)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

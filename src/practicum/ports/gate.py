@@ -295,6 +295,10 @@ def accept_observation(answer: Any, vocabulary: int) -> Observation:
     first, *more = (_accept_message(message) for message in (answer.message, *answer.more))
     if not all(type(token) is int and 0 <= token < vocabulary for token in answer.tokens):
         raise Refused("type", f"Observation.tokens holds no token id from 0 to {vocabulary - 1}")
+    warning = accept_text(answer.warning, "Observation.warning") or ""
+    if not (first.content if first else "").startswith(warning):
+        reject("type", f"Observation.warning is {warning!r:.80}, which does not begin the message")
+        warning = ""
     stop_reason = answer.stop_reason
     if stop_reason not in get_args(StopReason):
         reject("type", f"Observation.stop_reason is {stop_reason!r:.80}")
@@ -308,6 +312,7 @@ def accept_observation(answer: Any, vocabulary: int) -> Observation:
         calls=_accept_calls(answer.calls),
         stop_reason=stop_reason,
         tokens=tuple(answer.tokens),
+        warning=warning,
     )
 
 

@@ -42,6 +42,11 @@ class Observation:
     """The reason for the end of the conversation, if it is over."""
     tokens: tuple[int, ...] = ()
     """The next turn's tokens instead of messages, from a harness that writes tokens itself."""
+    warning: str = ""
+    """The beginning of `message` that is no observation, such as a complaint about the turn's form.
+
+    Its tokens have the author `harness`, so no term on the environment's tokens learns them.
+    """
 
     @property
     def messages(self) -> tuple[Message, ...]:

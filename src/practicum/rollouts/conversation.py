@@ -40,6 +40,7 @@ from practicum.rollouts.pace import Answer, Asker, open_asker
 from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
+    AUTHORS,
     FAILURES,
     Message,
     Rollout,
@@ -60,7 +61,8 @@ class Conversation:
 
     `model_mask` [T] is True at the tokens that the model generated. At the environment's tokens
     the sampling log-probability is 0 and the policy's is NaN. `opening` is the number of leading
-    tokens that another model wrote, including the environment's turns in between.
+    tokens that another model wrote, including the environment's turns in between. `warning_mask`
+    [T] is True at the warnings in the environment's turns; None without warnings.
     """
 
     sample: Sample
@@ -69,6 +71,7 @@ class Conversation:
     notes: dict[str, str]
     opening: int = 0
     rejected: tuple[Kind, ...] = ()
+    warning_mask: Tensor | None = None
 
     @property
     def text(self) -> str:
@@ -91,6 +94,8 @@ class Conversation:
         authors[: self.opening] = mark_authors(
             self.model_mask[: self.opening], origin, "environment"
         )
+        if self.warning_mask is not None:
+            authors[self.warning_mask] = AUTHORS.index("harness")
         # The column of authors is not needed if all tokens have the same author.
         is_alone = bool(self.model_mask.all()) and not (self.opening and source != origin)
         return replace(
@@ -375,7 +380,8 @@ class _OpenConversation:
             self._append_reply(messages, observation.tokens, params)
         else:
             reply_tokens = renderer.render_reply(*observation.messages)
-            self._append_reply(observation.messages, reply_tokens, params)
+            warning = _find_warning(observation, reply_tokens, renderer)
+            self._append_reply(observation.messages, reply_tokens, params, warning)
 
     def _is_too_long(
         self, messages: Sequence[Message], renderer: Renderer, params: SamplingParams
@@ -438,13 +444,19 @@ class _OpenConversation:
         return SampledTurn(before, tuple(turn.ids.tolist()), tuple(turn.sampling_logprobs.tolist()))
 
     def _append_reply(
-        self, messages: Sequence[Message], tokens: Sequence[int], params: SamplingParams
+        self,
+        messages: Sequence[Message],
+        tokens: Sequence[int],
+        params: SamplingParams,
+        warning: slice = slice(0),
     ) -> None:
         count = len(tokens)
         if count >= self.count_room(params):
             self.stop_reason = "length"
             return
-        self._append(Tokens.from_text(tokens, "environment", 0, in_loss=False))
+        reply = Tokens.from_text(tokens, "environment", 0, in_loss=False)
+        reply.authors[warning] = AUTHORS.index("harness")
+        self._append(reply)
         text = "\n".join(message.content for message in messages)
         self.turns.append(Turn(messages[0].role, count, text))
         self.turn_start = len(self.tokens)
@@ -475,11 +487,31 @@ class _OpenConversation:
             "`finish` is called only after the conversation has ended"
         )
         tokens = Tokens.join(self.parts)
+        warnings = tokens.is_by("harness")
         return Conversation(
             tokens.to_sample(self.stop_reason),
-            ~tokens.is_by("environment"),
+            ~(tokens.is_by("environment") | warnings),
             tuple(self.turns),
             self.notes,
             self.opening,
             self.rejected,
+            warnings if warnings.any() else None,
         )
+
+
+def _find_warning(observation: Observation, reply: Sequence[int], renderer: Renderer) -> slice:
+    """Return the place of the warning's tokens in a reply: what the reply without it lacks."""
+    message, warning = observation.message, observation.warning
+    if message is None or not warning:
+        return slice(0)
+    plain = replace(message, content=message.content.removeprefix(warning))
+    other = renderer.render_reply(plain, *observation.more)
+    start = _count_equal(reply, other)
+    end = _count_equal(reply[start:][::-1], other[start:][::-1])
+    return slice(start, len(reply) - end)
+
+
+def _count_equal(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of leading tokens that two texts share."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, two) in pairs if one != two), min(len(first), len(second)))

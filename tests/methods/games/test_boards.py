@@ -156,9 +156,11 @@ def test_what_names_no_direction_is_answered_with_what_to_write() -> None:
     task = built(frozen_lake, rules=False)
     prompt = task.train_prompts()[0]
     board = prompt.messages[0].content
-    message = task.open(prompt, 0).step("I am lost").message
-    assert message is not None
-    assert message.content == f"no move: write left, down, right, up\n{board}"
+    observation = task.open(prompt, 0).step("I am lost")
+    assert observation.message is not None
+    assert observation.warning == "no move: write left, down, right, up\n"
+    assert observation.message.content == f"{observation.warning}{board}"
+    assert task.open(prompt, 0).step("down").warning == ""
     assert WORDS.read("Not left. I go DOWN!") == "down" and WORDS.read("leftish") is None
 
 
@@ -196,3 +198,35 @@ def test_a_run_learns_from_the_expert(tmp_path: Path) -> None:
         evaluation={"prompts": 2},
     )
     assert result.summary["steps"] == 1
+
+
+@pytest.mark.long
+def test_a_run_learns_boards_and_no_warnings(tmp_path: Path) -> None:
+    """An untrained student names no direction, so that almost all replies begin with a warning."""
+    practicum.distill(
+        name="board",
+        out=tmp_path,
+        student={"model": {"hidden_size": 16, "layers": 1, "heads": 2}},
+        teacher={"type": "none"},
+        task={"type": "frozen_lake", "size": 3, "turns": 3, "rules": False, **SMALL},
+        rollout={"max_new_tokens": 120},
+        objective={"losses": [{"signal": "text", "divergence": "ce", "source": "environment"}]},
+        train={"steps": 1, "prompts_per_step": 6, "threads": 1},
+        monitors={"M4": "off"},
+        evaluation={"prompts": 0},
+    )
+    folder = tmp_path / "board"
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    counts = {
+        author: sum(
+            run["tokens"] for row in rows for run in row["authors"] if run["author"] == author
+        )
+        for author in ("environment", "harness")
+    }
+    texts = [turn["text"] for row in rows for turn in row["turns"] if turn["role"] == "user"]
+    warnings = sum(text.startswith("no move:") for text in texts)
+    assert counts["harness"] == warnings * len("no move: write left, down, right, up\n") > 0
+    around = counts["environment"] - len(texts) * len("P..\n...\n..G")
+    assert around == len(texts) * 2, "the template's tokens before and after a reply"
+    metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["supervised"] == counts["environment"]

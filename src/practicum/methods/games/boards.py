@@ -121,8 +121,11 @@ class Game(Generic[S]):
         state = self.play(replies)
         if self.has_ended(state) or len(replies) >= self.turns:
             return None
-        hint = "" if self.directions.read(replies[-1]) else _write_hint(self.directions)
-        return hint + self.board.draw(state)
+        return self.warn(replies) + self.board.draw(state)
+
+    def warn(self, replies: Sequence[str]) -> str:
+        """Return the warning about a last turn without a direction; empty after a direction."""
+        return "" if self.directions.read(replies[-1]) else _write_hint(self.directions)
 
     def can_win(self) -> bool:
         """Return True if there is a way to win within the turns."""
@@ -199,7 +202,8 @@ class BoardTask(Task):
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
         """Begin a game; each answer shows the board."""
         # The prompt determines the game, not `seed`: rewards of a group differ only by actions.
-        return FunctionEpisode(self.games[prompt.id].answer)
+        game = self.games[prompt.id]
+        return FunctionEpisode(game.answer, warn=game.warn)
 
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the expert's probability of each direction, including random slips."""
