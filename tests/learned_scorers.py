@@ -1,12 +1,16 @@
 """Scorers that learn, and short answers for them to learn from."""
 
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from toy import toy_recipe
+from toy import rows, toy_recipe
 
+from practicum.errors import Interrupted
 from practicum.ports.scoring import Scorer
+from practicum.runs import run
 from practicum.runs.assembly import assemble_run
 from practicum.types import Message, Prompt, Rollout
 
@@ -19,6 +23,15 @@ def build_scorer(models: Path, folder: Path, **settings: Any) -> Scorer:
     scorers = {"judge": {"learning_rate": 0.01, **settings}}
     recipe = toy_recipe(models, {**changes, "scorers": scorers})
     return assemble_run(recipe, folder).parts.scorers["judge"]
+
+
+def stop_and_resume(models: Path, out: Path, changes: dict[str, Any]) -> Path:
+    """Do a run that is stopped after its second step and resumed."""
+    signals = iter([None, None, signal.SIGINT])
+    with suppress(Interrupted):
+        run(toy_recipe(models, changes), out=out, stop=lambda: next(signals, None), progress=False)
+    assert len(rows(out / "toy" / "metrics.jsonl")) == 2
+    return run(toy_recipe(models, changes), out=out, resume=True, progress=False).folder
 
 
 def write_answer(number: int, token: int, source: Any, reward: float | None = None) -> Rollout:

@@ -16,7 +16,7 @@ from practicum.ports.scoring import (
 )
 from practicum.runs.assembly import assemble_run
 from practicum.training.judging import add_judgements, judge_with
-from practicum.types import Judgement, Message, Prompt, Rollout, SearchStep
+from practicum.types import Judgement, Message, Metrics, Prompt, Rollout, SearchStep
 
 LEARNED = {"learning_rate": 0.01}
 
@@ -27,7 +27,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "judge": [{"teacher": {"type": "grading_teacher:Plugin"}}],
     "likelihood": [{"teacher": {"type": "self", "weights": "frozen"}}],
     "outcome": [{**LEARNED, "share": 0.5}],
-    "value": [LEARNED, {**LEARNED, "gamma": 0.9, "gae_lambda": 0.7, "updates": 2}],
+    "value": [
+        LEARNED,
+        {**LEARNED, "gamma": 0.9, "gae_lambda": 0.7, "updates": 2},
+        {**LEARNED, "body": "student"},
+    ],
 }
 CASES = [
     (name, settings) for name in list_plugins("scorers") for settings in SETTINGS.get(name, [])
@@ -89,6 +93,13 @@ def judge(scorer: Scorer, rollouts: Sequence[Rollout]) -> list[Rollout]:
     return list(add_judgements(rollouts, {"judge": scorer}, {}))
 
 
+def learn(scorer: Scorer, rollouts: Sequence[Rollout]) -> Metrics:
+    """Train the scorer as a step does, after judging the rollouts."""
+    judged = judge(scorer, rollouts)
+    scorer.add_gradient(judged)
+    return scorer.fit(judged)
+
+
 def assert_same(one: Sequence[Judgement], other: Sequence[Judgement], tolerance: float) -> None:
     for mine, theirs in zip(one, other, strict=True):
         assert mine.value == (
@@ -116,7 +127,7 @@ def test_it_judges_each_rollout_in_order_whatever_is_beside_it(assemble: Assembl
     scorer, rollouts = assemble(), write_rollouts()
     assert isinstance(scorer, Scorer)
     for _ in range(2):
-        scorer.fit(judge(scorer, rollouts))
+        learn(scorer, rollouts)
     whole = judge_with("judge", scorer, rollouts)
     assert len({judgement.value for judgement in whole}) > 3
     assert_same([judge_with("judge", scorer, [rollout])[0] for rollout in rollouts], whole, 1e-5)
@@ -128,12 +139,12 @@ def test_it_changes_by_learning_alone_and_its_state_is_all_of_it(assemble: Assem
     scorer, twin, rollouts = assemble(), assemble(), write_rollouts()
     first = scorer.score(rollouts)
     assert_same(scorer.score(rollouts), first, 0.0)
-    scorer.fit(judge(scorer, rollouts))
+    learn(scorer, rollouts)
     state = {name: tensor.clone() for name, tensor in scorer.save_state().items()}
     twin.load_state(state)
     for _ in range(2):
         assert_same(scorer.score(rollouts), twin.score(rollouts), 0.0)
-        mine, theirs = (one.fit(judge(one, rollouts)) for one in (scorer, twin))
+        mine, theirs = (learn(one, rollouts) for one in (scorer, twin))
         assert mine == theirs and all(isinstance(number, float) for number in mine.values())
     assert scorer.save_state().keys() == twin.save_state().keys()
     for name, tensor in scorer.save_state().items():
@@ -146,7 +157,7 @@ def test_it_says_nothing_false_of_what_it_cannot_learn_from(assemble: Assemble) 
         replace(rollout, reward=None, source="student", steps=()) for rollout in write_rollouts()
     ]
     before = {name: tensor.clone() for name, tensor in scorer.save_state().items()}
-    metrics = scorer.fit(judge(scorer, unrewarded))
+    metrics = learn(scorer, unrewarded)
     if before:
         assert metrics.get("fitted", metrics.get("pairs")) == 0.0, "counted, not dropped silently"
     after = scorer.save_state()

@@ -1,16 +1,14 @@
 """Runs with scorers: the reward that is learned from, and the same bytes after a resume, ahead of updates, on a cluster."""
 
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from learned_scorers import stop_and_resume
 from toy import assert_same_run, curve, forked, rows, toy_data, toy_recipe, toy_run
 
-from practicum.errors import Interrupted, RecipeError, VocabularyError
+from practicum.errors import RecipeError, VocabularyError
 from practicum.recipe import parse_recipe
-from practicum.runs import run
 
 LEARNED = {"learning_rate": 0.003}
 CHANGES: dict[str, Any] = {
@@ -29,15 +27,6 @@ CHANGES: dict[str, Any] = {
     "train.steps": 4,
     "train.prompts_per_step": 4,
 }
-
-
-def stop_and_resume(models: Path, out: Path, changes: dict[str, Any]) -> Path:
-    """Do a run that is stopped after its second step and resumed."""
-    signals = iter([None, None, signal.SIGINT])
-    with suppress(Interrupted):
-        run(toy_recipe(models, changes), out=out, stop=lambda: next(signals, None), progress=False)
-    assert len(rows(out / "toy" / "metrics.jsonl")) == 2
-    return run(toy_recipe(models, changes), out=out, resume=True, progress=False).folder
 
 
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])

@@ -69,13 +69,17 @@ class LearnedScorer(Scorer):
         self._updates = config.updates
         self._warmup_steps = config.warmup_steps
         self._adam = config.build_adam_params()
-        self._model: ScalarModel = context.load_scalar(config.model)
+        self._model = self.open_model(config, context)
         self._seed = context.seed
         self.steps = 0
         if config.begin is not None and not context.is_dry_run:
             path = find_state(config.begin.model, context.name)
             context.register_file(path)
             self.load_state(read_tensors(path))
+
+    def open_model(self, config: LearnedConfig, context: ScorerContext) -> ScalarModel:
+        """Return the scorer's model; by default a separate body."""
+        return context.load_scalar(config.model)
 
     @property
     def is_warming_up(self) -> bool:

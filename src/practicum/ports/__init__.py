@@ -524,6 +524,13 @@ class Backend:
         """
         return None
 
+    def share_student(self, student: Student) -> LoadedScalar | None:
+        """Return a linear output on the student's body; `fit` adds the body's gradient to the student's.
+
+        The model trains and saves only the output. None if the student is in another process.
+        """
+        return None
+
     def build_sampler(self, student: Student) -> SamplingClient:
         """Return a client that samples from the student's current weights at each call."""
         raise NotImplementedError

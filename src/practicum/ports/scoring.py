@@ -79,6 +79,12 @@ class Scorer(StepFollower):
         """
         return {}
 
+    def add_gradient(self, rollouts: Sequence[Rollout]) -> None:
+        """Add a gradient to the student's before each of its optimizer steps; by default none.
+
+        `rollouts` are the rollouts of the student's mini-batch.
+        """
+
     @property
     def rejects(self) -> bool:
         """Return True if it rejects answers, see `count_accepted`."""
@@ -122,6 +128,10 @@ class ScorerContext:
     build_teacher: Callable[[Any], Teacher]
     """Build a teacher by its settings, such as one that judges in words; its costs are counted
     under the scorer's name."""
+    share_student: Callable[[], ScalarModel]
+    """Return one output number per token on the student's own body, see `Backend.share_student`.
+
+    Raises CapabilityError if the student is in another process."""
     earlier: tuple[str, ...] = ()
     """The scorers before it in the recipe; its rollouts have their judgements."""
     base_dir: Path = Path()

@@ -11,12 +11,13 @@ from practicum.core.plugins import (
 )
 from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
-from practicum.errors import VocabularyError
+from practicum.errors import CapabilityError, VocabularyError
 from practicum.models.config import ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.files import digest_file
 from practicum.ports import (
     Backend,
     BackendContext,
+    LoadedScalar,
     SamplingClient,
     Student,
     Task,
@@ -75,6 +76,7 @@ class ScorerBuilder:
             task=self.task,
             seed=seed_of(self.recipe.seed, "scorer", name),
             load_scalar=lambda model: self._load_scalar(role, model),
+            share_student=lambda: self._share_student(role),
             build_teacher=lambda teacher: self.build_teacher(role, teacher),
             earlier=tuple(self.recipe.scorers)[: list(self.recipe.scorers).index(name)],
             base_dir=Path(self.recipe.base_dir),
@@ -101,10 +103,23 @@ class ScorerBuilder:
                 "the student; name a model of the student's family, or leave model out for a copy "
                 "of the student"
             )
-        self.ledger.dims[role] = loaded.dims
         if config is not None:
             self.identities.append(lambda: add_prefix(role, digest_loaded(loaded)))
-        return MeteredScalar(loaded, self.ledger.meter(role))
+        return self._meter(role, loaded)
+
+    def _share_student(self, role: str) -> MeteredScalar:
+        """Return an output on the student's body; CapabilityError if the body is elsewhere."""
+        shared = self.backend.share_student(self.student)
+        if shared is None:
+            raise CapabilityError(
+                f"scorers.{role.partition('-')[2]}.body: student needs the student's weights in this "
+                "process; set backend: {type: local}, or body: own"
+            )
+        return self._meter(role, shared)
+
+    def _meter(self, role: str, scalar: LoadedScalar) -> MeteredScalar:
+        self.ledger.dims[role] = scalar.dims
+        return MeteredScalar(scalar, self.ledger.meter(role))
 
     def _describe_student(self) -> StudentConfig:
         """Return the student's settings, with the folder of one that was made from scratch."""

@@ -15,7 +15,12 @@ from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, SamplingClient, StepFollower, Task, Teacher, TrainingClient
-from practicum.ports.gate import call_part, measure_rejections, report_rejections
+from practicum.ports.gate import (
+    call_foreign,
+    call_part,
+    measure_rejections,
+    report_rejections,
+)
 from practicum.ports.notes import Note, NoteMoment
 from practicum.ports.scoring import Scorer, list_followers, name_role
 from practicum.rollouts import (
@@ -219,8 +224,8 @@ def update_student(
     timer: "PhaseTimer",
 ) -> StepResult:
     """Run the updates of a step, notify teachers and scorers, and collect the step's metrics."""
-    result = run_updates(parts.student, datums, plan, settings, step)
     rollouts = [datum.rollout for datum in datums]
+    result = run_updates(parts.student, datums, plan, settings, step, parts.scorers)
     with report_rejections() as rejections:
         judged = fit_scorers(parts.scorers, rollouts)
     for follower in parts.followers.values():
@@ -300,11 +305,12 @@ def run_updates(
     plan: StepPlan,
     settings: StepSettings,
     step: int,
+    scorers: Mapping[str, Scorer],
 ) -> ForwardResult:
     """Accumulate one gradient and run one `optim_step` for each mini-batch, in each epoch.
 
-    Metrics are means over all updates, or sums if they are counts. Outputs and supervised tokens
-    come from the first epoch.
+    Scorers may add their own gradients. Metrics are means over all updates, or sums if they are
+    counts. Outputs and supervised tokens come from the first epoch.
     """
     batches = split_data(datums, settings.updates)
     epochs = []
@@ -314,6 +320,9 @@ def run_updates(
             result = accumulate_gradient(
                 student, batch, plan.objective, seed_of(settings.seed, "update", step, number)
             )
+            for name, scorer in scorers.items():
+                add = partial(scorer.add_gradient, [datum.rollout for datum in batch])
+                call_foreign(f"add_gradient() of scorer {name!r}", add)
             results.append(replace(result, metrics=result.metrics | student.optim_step(plan.adam)))
             inject_fault("mini_batch")
         epochs.append(merge_updates(results))

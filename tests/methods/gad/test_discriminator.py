@@ -47,7 +47,9 @@ def compute_slopes(
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the derivatives of the discriminator's loss in the number of each answer, and its report."""
     table = Table(numbers)
-    context: Any = ScorerContext("d", *[None] * 2, 0, lambda config: table, lambda config: None)  # type: ignore[arg-type, return-value]
+    context: Any = ScorerContext(
+        "d", *[None] * 2, 0, lambda config: table, lambda config: None, lambda: table
+    )  # type: ignore[arg-type, return-value]
     rollouts = [
         answer(torch.tensor(ids), torch.zeros(LENGTH), source=source)
         for source, counts in (("teacher", teacher), ("student", student))

@@ -129,6 +129,13 @@ class LocalBackend(Backend):
             record and record.confirm(),
         )
 
+    def share_student(self, student: Student) -> LoadedScalar:
+        """Return a linear output on the student's own body."""
+        model = _require_local(student).local_trainer.language_model
+        scalar = LocalScalarModel(model, build_limits(model.device, self._config), is_shared=True)
+        dims, learning = measure_dims(model), measure_trainable(model)
+        return LoadedScalar(scalar, student.renderer, student.source, dims, learning)
+
     def build_sampler(self, student: Student) -> SamplingClient:
         """Return a client that samples from the live weights, with the recipe's engine if set."""
         local = _require_local(student)

@@ -136,6 +136,12 @@ class LocalPaper(PaperBackend):
         )
         return LoadedScalar(scalar, loaded.renderer, loaded.source, dims, learning)
 
+    def share_student(self, student: Student) -> LoadedScalar:
+        """Return a weightless output on the student's body, which needs no further memory."""
+        assert student.dims is not None and student.trainable_dims is not None
+        dims, learning = student.dims, student.trainable_dims
+        return LoadedScalar(PaperScalar([], []), student.renderer, student.source, dims, learning)
+
     def build_sampler(self, student: Student) -> "PaperClient":
         """Return the weightless student."""
         return self._open_client("student")

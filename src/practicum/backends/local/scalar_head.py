@@ -33,15 +33,21 @@ HEAD = "scalar_head"
 
 
 class LocalScalarModel(ScalarModel):
-    """See `practicum.ports.ScalarModel`."""
+    """See `practicum.ports.ScalarModel`; with `is_shared`, only the output is trained here.
 
-    def __init__(self, language_model: LanguageModel, limits: TrainerLimits) -> None:
+    The gradients of a shared body stay in its weights for the optimizer of its owner.
+    """
+
+    def __init__(
+        self, language_model: LanguageModel, limits: TrainerLimits, *, is_shared: bool = False
+    ) -> None:
         self._language_model = language_model
         self._limits = limits
         width = language_model.model.config.get_text_config().hidden_size
         # Start from 0: a new scorer predicts 0 for every token, and draws no random numbers.
         head = torch.nn.Parameter(torch.zeros(width + 1, device=language_model.device))
-        self._parameters = {**language_model.trainable_parameters(), HEAD: head}
+        body = {} if is_shared else language_model.trainable_parameters()
+        self._parameters = {**body, HEAD: head}
         self._head = head
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0)
         self._bytes_a_token: int | None = None
