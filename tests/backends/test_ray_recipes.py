@@ -31,8 +31,8 @@ SHORT = {
         "student.model.pretrain.steps=20",
         "teacher.model.pretrain.steps=20",
     ],
-    # A critic, a teacher's distribution and an entropy in one loss.
-    "papers/llm4teach": [*FEW, "task.turns=2"],
+    # A critic, a teacher's distribution and an entropy in one loss; here the student's body is in another process.
+    "papers/llm4teach": [*FEW, "task.turns=2", "scorers.critic.body=own"],
     "papers/gad": [
         *FEW,
         "student.model.pretrain.steps=20",

@@ -392,9 +392,9 @@ def bond(case: Case) -> Tensor:
 def gad(case: Case) -> Tensor:
     """2511.10643: first the likelihood of the teacher's answers, then GRPO on the discriminator's logit of the student's.
 
-    0.04 times k3 to the reference, as in `grpo`, on the student's answers at all steps.
+    0.001 times k3 to the reference on the student's answers at all steps.
     """
-    if case.step <= 40:
+    if case.step <= 20:
         likely = [
             -token.lS for row in case.sequences if row.source == "teacher" for token in row.tokens
         ]
@@ -408,7 +408,7 @@ def gad(case: Case) -> Tensor:
         for place, row in enumerate(own):
             advantage = normalized(scores, place) if len(own) > 1 else 0.0
             surrogate = surrogate - advantage * sum(token.lS for token in row.tokens)
-            surrogate = surrogate + 0.04 * sum(
+            surrogate = surrogate + 0.001 * sum(
                 torch.exp(token.lR - token.lS) - (token.lR - token.lS) - 1 for token in row.tokens
             )
     return likelihood + surrogate / case.count
