@@ -12,7 +12,7 @@ from .parts import RESULTS, examine, list_parts, switch_off
 PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
 
 UNSEEN = {
-    "papers/gad": ["scorers.discriminator.warmup_steps: 40"],
+    "papers/gad": ["scorers.discriminator.warmup_steps: 20"],
     "papers/kepo": ["notes.hint.max_new_tokens: 12"],
     "papers/rlcsd": [
         f"{model}.teacher.{part}"
