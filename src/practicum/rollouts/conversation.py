@@ -505,13 +505,13 @@ def _find_warning(observation: Observation, reply: Sequence[int], renderer: Rend
     if message is None or not warning:
         return slice(0)
     plain = replace(message, content=message.content.removeprefix(warning))
-    other = renderer.render_reply(plain, *observation.more)
-    start = _count_equal(reply, other)
-    end = _count_equal(reply[start:][::-1], other[start:][::-1])
+    plain_reply = renderer.render_reply(plain, *observation.more)
+    start = _count_equal(reply, plain_reply)
+    end = _count_equal(reply[start:][::-1], plain_reply[start:][::-1])
     return slice(start, len(reply) - end)
 
 
-def _count_equal(first: Sequence[int], second: Sequence[int]) -> int:
+def _count_equal(tokens: Sequence[int], plain: Sequence[int]) -> int:
     """Return the number of leading tokens that two texts share."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (one, two) in pairs if one != two), min(len(first), len(second)))
+    pairs = enumerate(zip(tokens, plain, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(tokens), len(plain)))
