@@ -1,4 +1,7 @@
-"""Run programs of a model, in the sandbox: `python -m practicum.sandbox.tool_interpreter SEED`."""
+"""Run programs of a model, in the sandbox: `python -m practicum.sandbox.tool_interpreter SEED`.
+
+With a second argument, the walls of the sandbox, each program runs in a copy of the process.
+"""
 
 import ast
 import contextlib
@@ -8,10 +11,13 @@ import sys
 import traceback
 from typing import Any
 
-from practicum.sandbox.worker import serve
+from practicum.sandbox.worker import LONGEST_ANSWER, serve, serve_apart
 
 LONGEST_RESULT = 1 << 16
 """The most characters of a result that leave the process."""
+
+LONGEST_COPY_RESULT = (LONGEST_ANSWER - 256) // 6
+"""The most characters of the result of a copy: JSON writes a character in up to six bytes."""
 
 NAME = "<program>"
 
@@ -51,7 +57,7 @@ def _describe(error: BaseException) -> str:
     return f"{text} (line {lines[-1]})" if lines else text
 
 
-def _serve_programs(seed: str) -> None:
+def _serve_programs(seed: str, walls: str | None = None) -> None:
     random.seed(seed)
     variables: dict[str, Any] = {"__name__": "__main__"}
 
@@ -60,10 +66,14 @@ def _serve_programs(seed: str) -> None:
         code = arguments.get("code")
         if not isinstance(code, str) or len(arguments) > 1:
             return {"invalid": "give the program as the only argument, code, as text"}
-        return {"result": run_program(code, variables)}
+        result = run_program(code, variables)
+        return {"result": result if walls is None else result[:LONGEST_COPY_RESULT]}
 
-    serve(respond, str)
+    if walls is None:
+        serve(respond, str)
+    else:
+        serve_apart(respond, str, sandbox=walls)
 
 
 if __name__ == "__main__":
-    _serve_programs(sys.argv[1])
+    _serve_programs(*sys.argv[1:])
