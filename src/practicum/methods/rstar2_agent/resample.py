@@ -1,21 +1,20 @@
-"""Oversample; keep a random share of the failures and preferably the cleanest correct answers.
+"""Oversample; keep the failures in their share and the cleanest correct answers.
 
-Resampling on correct (rStar2-Agent 2508.20722): a correct answer with failed tool calls gets the
-same reward as a clean answer, and so teaches bad calls. The same holds for an answer that is stated
-twice or in the wrong format. Correct answers with fewer failed calls and a single stated answer are
-therefore more likely to be kept, while failures are kept at random and stay diverse. The penalties
-follow the released code.
+Resampling on correct (GRPO-RoC of rStar2-Agent, 2508.20722): a correct answer with failed tool calls
+gets the same reward as a clean answer, and so teaches bad calls. The same holds for an answer that
+is stated twice or in the wrong format. The correct answers with the lowest penalties are therefore
+kept, while failures are kept as sampled and stay diverse. Penalties, shares and minimums are those of
+the released code (microsoft/rStar, `rstar2_agent/down_sample`).
 """
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from pydantic import Field
 
-from practicum.core.randomness import seed_of
 from practicum.ports import SamplingClient, Task
 from practicum.ports.gate import ask_reward, count_answers
 from practicum.rollouts.batch import RolloutKey
@@ -33,19 +32,27 @@ PENALTY = "sampled_penalty"
 NO_CALLS = 0.5
 """The penalty of an answer without tool calls, which has no share of failed calls."""
 
-CLEAN = 0.1
-"""The minimum penalty of any answer, which keeps its weight finite; our own choice."""
-
 
 class Config(SourceConfig):
     """Sample `factor` times as many answers and keep the cleanest correct ones (2508.20722).
 
-    Failures are kept at random, in proportion to their share. Correct answers with few failed tool
-    calls, and with a single answer in the task's `tags`, are more likely to be kept.
+    Failures are kept in proportion to their share, the first sampled ones. Correct answers are ordered
+    by failed tool calls and by how often they state the answer in the task's `tags`. At least `least`
+    of both are kept, if sampled. A prompt with equal rewards has no loss.
     """
 
     type: Literal["resample"] = "resample"
     factor: int = Field(default=2, ge=2)
+    least: int = Field(default=2, ge=0)
+
+    def list_problems(self, n: int, max_new_tokens: int) -> list[str]:
+        """Refuse minimums that do not fit into the kept answers."""
+        if 2 * self.least <= n:
+            return []
+        return [
+            f"rollout.source: resample(least={self.least}) keeps at least {self.least} failures and "
+            f"{self.least} correct answers, and rollout.n is {n}; raise n or lower least"
+        ]
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
         """Return a selection from the oversampled answers of the student."""
@@ -87,8 +94,7 @@ class CleanResampler:
             by_prompt[rollout.prompt.id].append(rollout)
         counts = Counter(key.prompt.id for key in keys)
         chosen = {
-            name: iter(self._choose(name, rollouts, counts[name]))
-            for name, rollouts in by_prompt.items()
+            name: iter(self._choose(rollouts, counts[name])) for name, rollouts in by_prompt.items()
         }
         return [replace(next(chosen[key.prompt.id]), sample=key.number) for key in keys]
 
@@ -101,27 +107,34 @@ class CleanResampler:
             rollouts += self.sampler.switch_stream(stream).sample_student(keys, self.student)
         return [ask_reward(self.task, rollout) for rollout in rollouts]
 
-    def _choose(self, name: str, rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
-        """Select `count` of a prompt's answers, with an unchanged share of failures."""
-        batch = self.sampler.batch
-        draw = random.Random(seed_of(batch.seed, "resample", batch.step, name))
+    def _choose(self, rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
+        """Select `count` of a prompt's answers in their sampled order; equal rewards have no loss."""
         right = [rollout for rollout in rollouts if classify_outcome(rollout) == "correct"]
         failures = [rollout for rollout in rollouts if classify_outcome(rollout) != "correct"]
-        count_sure, remainder = divmod(len(right) * count, len(rollouts))
-        # Round the share at random: deterministic rounding would keep one correct answer of two
-        # either never or always.
-        chance = random.Random(seed_of(batch.seed, "resample-share", batch.step, name)).random()
-        most = count_sure + (chance < remainder / len(rollouts))
-        # Weighted sampling without replacement: the largest u^(1/weight) (Efraimidis & Spirakis 2006).
-        penalties = [compute_penalty(rollout, self.task) for rollout in right]
-        keys = [-(draw.random() ** (CLEAN + penalty)) for penalty in penalties]
-        ranked = [right[place] for place in sorted(range(len(right)), key=keys.__getitem__)]
-        chosen = ranked[:most] + draw.sample(failures, count - most)
+        penalties = {id(rollout): compute_penalty(rollout, self.task) for rollout in right}
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        notes = {SAMPLED: _write_mean(rewards), PENALTY: _write_mean(penalties)}
-        order = {id(rollout): place for place, rollout in enumerate(rollouts)}
-        chosen.sort(key=lambda rollout: order[id(rollout)])
-        return [replace(rollout, notes={**rollout.notes, **notes}) for rollout in chosen]
+        means = {SAMPLED: _write_mean(rewards), PENALTY: _write_mean(list(penalties.values()))}
+        most = share_places(len(right), len(failures), count, self.source.least)
+        cleanest = sorted(right, key=lambda rollout: penalties[id(rollout)])[:most]
+        members = {id(rollout) for rollout in cleanest + failures[: count - most]}
+        chosen = [rollout for rollout in rollouts if id(rollout) in members]
+        if not (right and failures):
+            chosen = [
+                replace(rollout, loss_mask=torch.zeros_like(rollout.loss_mask))
+                for rollout in chosen
+            ]
+        return [replace(rollout, notes={**rollout.notes, **means}) for rollout in chosen]
+
+
+def share_places(right: int, failures: int, count: int, least: int) -> int:
+    """Return how many of `count` kept answers are correct, for the sampled numbers of both.
+
+    The failures keep their share, rounded as Python rounds, and at least `least` of both are kept if
+    so many were sampled; the minimum of the correct answers comes first.
+    """
+    share = round(failures * count / (right + failures))
+    kept_failures = max(share, min(least, failures))
+    return max(count - kept_failures, min(least, right))
 
 
 def compute_penalty(rollout: Rollout, task: Task) -> float:
