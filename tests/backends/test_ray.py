@@ -314,11 +314,10 @@ def test_a_search_gives_the_run_of_one_process(tmp_path: Path) -> None:
         make_model(models / name, seed=seed, alphabet="abcd ")
     search = {
         "rollout": {
-            "source": "search(step=word, breadth=2, keep=3, agree=reference)",
+            "source": "search(step=word, breadth=2, keep=3)",
             "n": 4,
             "max_new_tokens": 9,
         },
-        "reference": {"type": "self", "weights": "frozen"},
         "objective": {"signal": "text", "divergence": "ce"},
     }
     one, two = (

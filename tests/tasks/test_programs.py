@@ -9,7 +9,13 @@ from pydantic import ValidationError
 
 from practicum.grading.run_programs import compute_result, count_running_lines, respond
 from practicum.ports import TaskContext
-from practicum.tasks.programs import Config, Programs, build, write_program
+from practicum.tasks.programs import (
+    Config,
+    Programs,
+    build,
+    list_other_questions,
+    write_program,
+)
 from practicum.types import Rollout
 
 
@@ -31,6 +37,24 @@ def test_the_worked_answer_has_the_value_from_left_to_right(
     program = write_program(f"{first}" + "".join(f"{sign}{digit}" for sign, digit in rest))
     assert compute_result(program) == value
     assert count_running_lines(program.split("\n")) == len(rest) + 1
+
+
+@given(st.lists(st.sampled_from("+-*"), min_size=1, max_size=4), st.integers(0, 10**5 - 1))
+def test_parts_are_the_beginnings_and_the_rephrased_expression_has_the_same_value(
+    signs: list[str], digits: int
+) -> None:
+    numbers = f"{digits:05d}"
+    text = numbers[0] + "".join(map("".join, zip(signs, numbers[1:], strict=False)))
+    fields = list_other_questions(text)
+    parts = fields.get("parts", "").splitlines()
+    assert [len(part) for part in parts] == list(range(3, len(text), 2))
+    assert all(text.startswith(part) for part in parts)
+    swaps = signs[0] != "-" and numbers[0] != numbers[1]
+    assert ("rephrased" in fields) == swaps
+    if swaps:
+        assert fields["rephrased"] != text
+        first, second = (write_program(form) for form in (text, fields["rephrased"]))
+        assert compute_result(first) == compute_result(second)
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,7 @@ class StepNode:
         if value is None or self.parent is None:
             return math.inf
         # Answers without a reward can leave a parent with fewer visits than its child's weight.
-        parent_weight = max(self.parent.weight, 1)
-        return value + exploration * math.sqrt(math.log(parent_weight) / self.weight)
+        return compute_uct(value, max(self.parent.weight, 1), self.weight, exploration)
 
     def walk(self) -> "Iterator[StepNode]":
         """Yield this node and all nodes below it."""
@@ -117,6 +116,11 @@ class SearchTree:
 
     def _takes_answers(self, node: StepNode, depth: int) -> bool:
         return not node.is_end and (depth >= self.depth or node.answers < self.breadth)
+
+
+def compute_uct(value: float, parent_visits: int, visits: int, exploration: float) -> float:
+    """Return the upper confidence bound of a child's value (UCT, Kocsis & Szepesvari 2006)."""
+    return value + exploration * math.sqrt(math.log(parent_visits) / visits)
 
 
 def back_up(node: StepNode, reward: float) -> None:

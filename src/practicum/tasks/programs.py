@@ -2,7 +2,8 @@
 
 A program evaluates the expression `3+4*2` from left to right, such as `a=3`, `a+=4`, `a*=2`. The
 program is right if its last line assigns the value, 14; the other lines do not matter. Lines run in
-order, and only in a sandboxed process.
+order, and only in a sandboxed process. The privileged fields `parts` and `rephrased` have the
+sub-questions, one per line, such as `3+4`, and another expression with the same value, `4+3*2`.
 """
 
 import random
@@ -91,7 +92,13 @@ def build(config: Config, context: TaskContext) -> Task:
     while len(expressions) < config.heldout_size + config.train_size:
         expressions[_draw_expression(draw, config)] = None
     prompts = [
-        Prompt(text, (Message("user", text),), answer=write_program(text)) for text in expressions
+        Prompt(
+            text,
+            (Message("user", text),),
+            answer=write_program(text),
+            privileged=list_other_questions(text),
+        )
+        for text in expressions
     ]
     process = VerifierProcess(
         MODULE, canary=CANARY, sandbox=config.sandbox, scores=(0.0, float(MAX_STEPS))
@@ -109,6 +116,17 @@ def _draw_expression(draw: random.Random, config: Config) -> str:
     for _ in range(draw.randint(config.shortest, config.longest) - 1):
         text += draw.choice(config.operators) + draw.choice(config.digits)
     return text
+
+
+def list_other_questions(expression: str) -> dict[str, str]:
+    """Return the `parts` of an expression, from two numbers on, and the `rephrased` expression.
+
+    The first two numbers are swapped, unless they are subtracted or are the same.
+    """
+    fields = {"parts": "\n".join(expression[:end] for end in range(3, len(expression), 2))}
+    if expression[1:2] in ("+", "*") and expression[0] != expression[2]:
+        fields["rephrased"] = expression[2::-1] + expression[3:]
+    return {name: text for name, text in fields.items() if text}
 
 
 def write_program(expression: str) -> str:

@@ -12,14 +12,11 @@ import torch
 from pydantic import TypeAdapter
 from toy import make_model, rows, toy_recipe, toy_run
 
-from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.methods.rstar.search import Config as Search
 from practicum.methods.rstar.search import measure_search, split_steps
 from practicum.objective import Sampled
 from practicum.ports import (
-    PromptedClient,
-    SamplingClient,
     Task,
     Teacher,
 )
@@ -39,7 +36,6 @@ from practicum.types import (
     Prompt,
     Rollout,
     Sample,
-    SampleRequest,
     SamplingParams,
     ScoreRequest,
 )
@@ -322,71 +318,6 @@ def test_only_the_best_of_a_prompt_are_trained_on(built: RunComponents) -> None:
         )
 
 
-# Agreement.
-
-
-class Equality(LetterTask):
-    """Rewards an answer that equals the reference answer; without a reference, each `b` scores."""
-
-    def reward(self, rollout: Rollout) -> float | None:
-        self.asked.append(rollout.text)
-        answer = rollout.prompt.answer
-        return float(rollout.text.endswith(answer[-1:] or " ")) if answer else 0.0
-
-
-class Parrot(SamplingClient):
-    """A client that continues with the letters of its last token."""
-
-    def __init__(self) -> None:
-        self.requests: list[SampleRequest] = []
-
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        self.requests += requests
-        return [
-            Sample(torch.tensor(request.prompt_tokens[-1:]), torch.zeros(1), torch.zeros(1), "stop")
-            for request in requests
-        ]
-
-
-class ParrotTeacher(Teacher):
-    """A second model; see `practicum.ports.Teacher`."""
-
-    def __init__(self, *, accepts_tokens: bool = True) -> None:
-        self.client = Parrot()
-        self.accepts_tokens = accepts_tokens
-
-    def bind_prompt(self, prompt: Prompt) -> PromptedClient | None:
-        return PromptedClient(self.client, (5,), accepts_tokens=self.accepts_tokens)  # type: ignore[arg-type]
-
-
-def test_answers_that_a_second_model_does_not_reach_have_no_loss(built: RunComponents) -> None:
-    teacher = ParrotTeacher()
-    rollouts = search(built, "search(step=word, agree=teacher)", Equality(), n=8, teacher=teacher)
-    decode = built.parts.renderer.decode
-    requests = {request.seed: request for request in teacher.client.requests}
-    assert len(requests) == len(rollouts)
-    for rollout in rollouts:
-        request = requests[seed_of(0, "teacher", 3, rollout.prompt.id, rollout.sample)]
-        shown = list(request.prompt_tokens[1:])
-        ends = list(itertools.accumulate(step.tokens for step in rollout.steps))
-        assert shown == rollout.tokens[: len(shown)].tolist()
-        assert len(shown) in (ends[:-1] if len(ends) > 1 else [0])
-        text = decode([*shown, request.prompt_tokens[-1]])
-        agrees = bool(rollout.text) and text.endswith(rollout.text[-1])
-        assert rollout.notes["agreement"] == ("yes" if agrees else "no")
-        assert rollout.loss_mask.all() == agrees
-    shares = {rollout.notes["agreement"] for rollout in rollouts}
-    assert shares == {"yes", "no"}
-    agreed = sum(bool(rollout.loss_mask.any()) for rollout in rollouts) / len(rollouts)
-    assert measure_search(rollouts)["search_agreed"] == agreed
-
-
-def test_agreement_needs_a_model_that_goes_on_from_tokens(built: RunComponents) -> None:
-    teacher = ParrotTeacher(accepts_tokens=False)
-    with pytest.raises(CapabilityError, match="cannot continue from tokens; use a model that can"):
-        search(built, "search(agree=teacher)", teacher=teacher)
-
-
 # Steps of tokens.
 
 
@@ -450,18 +381,6 @@ def strip(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {
-                "rollout": {"source": "search(agree=teacher)"},
-                "teacher": {"type": "none"},
-                "objective": {"signal": "score"},
-            },
-            "lets the teacher write, but teacher 'none' writes no answers",
-        ),
-        (
-            {"rollout": {"source": "search(agree=reference)"}},
-            "needs a reference, and the recipe has none",
-        ),
         ({"rollout": {"source": "search(step=comma)"}}, "'line', 'paragraph' or 'word'"),
     ],
 )

@@ -21,13 +21,13 @@ from pydantic import Field
 from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
 from practicum.errors import CapabilityError, DataError
-from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
+from practicum.ports import SamplingClient, Task
 from practicum.ports.gate import ask_reward, count_valid_steps
 from practicum.ports.scoring import Scorer
 from practicum.rollouts.answer_tokens import Tokens
 from practicum.rollouts.batch import RolloutKey, sample_to_lengths
 from practicum.rollouts.sampling import RolloutSampler, compute_key_seed
-from practicum.rollouts.source import Form, OtherWriter, SourceConfig, SourceParts
+from practicum.rollouts.source import Form, SourceConfig, SourceParts
 from practicum.rollouts.tree import (
     SearchTree,
     StepNode,
@@ -39,9 +39,6 @@ from practicum.types import FAILURES, Metrics, Rollout, Sample, SampleRequest
 
 log = logging.getLogger(__name__)
 
-NOTE = "agreement"
-"""The note that records whether a second model agrees with the answer, `yes` or `no`."""
-
 
 class Config(SourceConfig):
     """The student's `n` answers grow a tree; each continues from a promising step (2501.04519).
@@ -49,10 +46,8 @@ class Config(SourceConfig):
     `step` sets where a step ends: at a line, paragraph or word. The search continues from any of
     the first `depth` steps: `breadth` times from the same step, then from the child with the largest
     mean reward plus `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `scorer`, the scorer's
-    value of a step counts as one additional visit (2501.04519). With `agree`, the named model
-    completes each answer again from one of its steps, and answers with which it does not agree have
-    no loss (rStar 2408.06195). With `keep`, at most this many answers per prompt have a loss: the
-    best by reward, then by the mean value of their steps.
+    value of a step counts as one additional visit (2501.04519). With `keep`, at most this many answers
+    per prompt have a loss: the best by reward, then by the mean value of their steps.
     """
 
     type: Literal["search"] = "search"
@@ -63,13 +58,7 @@ class Config(SourceConfig):
     depth: int = Field(default=16, ge=0)
     exploration: float = Field(default=1.4, ge=0)
     keep: int | None = Field(default=None, ge=1)
-    agree: Literal["teacher", "reference"] | None = None
     scorer: str | None = None
-
-    @property
-    def other_writers(self) -> tuple[OtherWriter, ...]:
-        """Return the model that has to agree, if any."""
-        return () if self.agree is None else (self.agree,)
 
     @property
     def guide(self) -> str | None:
@@ -77,16 +66,12 @@ class Config(SourceConfig):
         return self.scorer
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
-        """Return the answers of a tree search, marked by the model that has to agree, if any."""
+        """Return the answers of a tree search."""
         writers = parts.writers
         assert writers.task is not None
         scorer = None if self.scorer is None else writers.scorers[self.scorer]
         search = StepSearch(self, parts.sampler, writers.task, writers.student, scorer)
-        rollouts = search.collect(keys)
-        model = writers.reference if self.agree == "reference" else writers.teacher
-        if self.agree is None or model is None:
-            return rollouts
-        return AgreementCheck(self.agree, model, parts.sampler, writers.task).mark(rollouts)
+        return search.collect(keys)
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
@@ -284,76 +269,6 @@ def _join_steps(start: StepNode, sample: Sample, version: int) -> Sample:
     return answer.to_sample(sample.stop_reason)
 
 
-@dataclass(frozen=True, slots=True)
-class AgreementCheck:
-    """Check whether a second model, continuing from a step of an answer, reaches the same answer."""
-
-    role: str
-    model: Teacher
-    sampler: RolloutSampler
-    task: Task
-
-    def mark(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return the rollouts with a note; a rollout has no loss if the model misses its answer.
-
-        The model reaches the answer if the verifier, with the rollout's text as the reference
-        answer, accepts the completion. Raises CapabilityError if the model cannot complete tokens.
-        """
-        cuts = [self._choose_cut(rollout) for rollout in rollouts]
-        completions = self._complete(rollouts, cuts)
-        marked = []
-        for rollout, text in zip(rollouts, completions, strict=True):
-            prompt = replace(rollout.prompt, answer=rollout.text)
-            reward = ask_reward(self.task, replace(rollout, prompt=prompt, text=text)).reward
-            agrees = reward is not None and reward >= 1.0
-            noted = replace(rollout, notes={**rollout.notes, NOTE: "yes" if agrees else "no"})
-            marked.append(noted if agrees else _mask(noted))
-        return marked
-
-    def _choose_cut(self, rollout: Rollout) -> int:
-        """Return the number of tokens to show: at least one step, but never the last step."""
-        beginning = rollout.steps[:-1]
-        if not beginning:
-            return 0
-        key = RolloutKey(rollout.prompt, rollout.sample)
-        count = 1 + compute_key_seed(self.sampler.batch, "cut", key) % len(beginning)
-        return sum(step.tokens for step in beginning[:count])
-
-    def _complete(self, rollouts: Sequence[Rollout], cuts: Sequence[int]) -> list[str]:
-        """Return the text of each answer with the model's completion."""
-        bound = [self._bind(rollout) for rollout in rollouts]
-        rooms = [self.sampler.params.max_new_tokens - cut for cut in cuts]
-        keys = [RolloutKey(rollout.prompt, rollout.sample) for rollout in rollouts]
-        beginnings = [
-            rollout.tokens[:cut].tolist() for rollout, cut in zip(rollouts, cuts, strict=True)
-        ]
-        requests = [
-            SampleRequest(
-                (*prompted.prompt_tokens, *beginning),
-                compute_key_seed(self.sampler.batch, self.role, key),
-            )
-            for prompted, beginning, key in zip(bound, beginnings, keys, strict=True)
-        ]
-        clients = [prompted.client for prompted in bound]
-        samples = sample_to_lengths(clients, requests, rooms, self.sampler.params)
-        return self.sampler.renderer.decode_all(
-            [
-                beginning + sample.tokens.tolist()
-                for beginning, sample in zip(beginnings, samples, strict=True)
-            ]
-        )
-
-    def _bind(self, rollout: Rollout) -> PromptedClient:
-        prompted = self.model.bind_prompt(rollout.prompt)
-        if prompted is None or not prompted.accepts_tokens:
-            raise CapabilityError(
-                f"rollout.source: search(agree={self.role}) lets the {self.role} complete answers "
-                "from the middle, and it cannot continue from tokens; use a model that can, such "
-                "as {type: model, model: ...}"
-            )
-        return prompted
-
-
 def measure_search(rollouts: Sequence[Rollout]) -> Metrics:
     """Return the size, depth and values of the search trees; empty if no rollout has steps."""
     searched = [rollout for rollout in rollouts if rollout.steps]
@@ -376,16 +291,7 @@ def measure_search(rollouts: Sequence[Rollout]) -> Metrics:
     }
     if values:
         metrics["search_value"] = sum(values) / len(values)
-    return metrics | _measure_agreement(searched)
-
-
-def _measure_agreement(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return the share of answers that the second model also reached, and their mean reward."""
-    checked = [rollout for rollout in rollouts if NOTE in rollout.notes]
-    agreed = [rollout for rollout in checked if rollout.notes[NOTE] == "yes"]
-    rewards = [rollout.reward for rollout in agreed if rollout.reward is not None]
-    metrics = {"search_agreed": len(agreed) / len(checked)} if checked else {}
-    return metrics | ({"search_agreed_reward": sum(rewards) / len(rewards)} if rewards else {})
+    return metrics
 
 
 def _holds(rollout: Rollout) -> bool:
