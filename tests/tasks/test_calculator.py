@@ -14,7 +14,6 @@ from practicum.ports.tasks import (
 from practicum.recipe import load_recipe
 from practicum.runs import run
 from practicum.tasks.calculator import Config, build, compute
-from practicum.tools import interpreter
 from practicum.types import Rollout
 
 CHANGES = [
@@ -67,20 +66,6 @@ def test_the_expert_calls_and_then_answers(tmp_path: Path) -> None:
     assert call == f'[calc(x="{prompt.messages[0].content}")]'
     assert task.reward(Rollout.from_text(prompt, call, answer)) == 1
     assert task.reward(Rollout.from_text(prompt, answer, call)) == 0
-
-
-def test_python_replaces_the_calculator(tmp_path: Path) -> None:
-    config = Config(train_size=4, heldout_size=1, python=interpreter.Config(fresh=True))
-    task = build(config, TaskContext(0, tmp_path))
-    assert task.toolbox is not None
-    assert [schema.name for schema in task.toolbox.use.schemas] == ["python"]
-    prompt = task.train_prompts()[0]
-    (call,) = task.expert(prompt, ())
-    assert call == f'[python(code="{prompt.messages[0].content}")]'
-    tool = task.toolbox.open(prompt, 0)
-    assert tool.call("python", {"code": prompt.messages[0].content}) == prompt.answer
-    with pytest.raises(ToolProblem, match="SyntaxError"):
-        tool.call("python", {"code": "6**"})
 
 
 def test_an_answer_in_whatever_form_is_right_and_its_form_is_counted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from practicum.core.plugins import load_plugin
 from practicum.errors import DataError
-from practicum.ports import TaskContext, ToolSession
+from practicum.ports import TaskContext
 from practicum.ports.tasks import (
     ToolProblem,
 )
@@ -154,13 +154,13 @@ def test_a_module_that_is_missing_is_one_line() -> None:
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[ToolSession]:
+def python() -> Iterator[interpreter.InterpreterSession]:
     session = interpreter.build(interpreter.Config(seconds=3)).open(1)
     yield session
     session.close()
 
 
-def test_an_interpreter_keeps_its_variables(python: ToolSession) -> None:
+def test_an_interpreter_keeps_its_variables(python: interpreter.InterpreterSession) -> None:
     assert python.call("python", {"code": "a = 3\nprint('hi')\na * 2"}) == "hi\n6"
     assert python.call("python", {"code": "a += 1"}) == ""
     assert python.call("python", {"code": "a"}) == "4"
@@ -183,11 +183,13 @@ def test_an_interpreter_keeps_its_variables(python: ToolSession) -> None:
         ("\0", "Error"),
     ],
 )
-def test_a_program_that_fails_says_why(python: ToolSession, code: str, said: str) -> None:
+def test_a_program_that_fails_says_why(
+    python: interpreter.InterpreterSession, code: str, said: str
+) -> None:
     check("failed", said, python, "python", code=code)
 
 
-def test_an_interpreter_takes_a_program_alone(python: ToolSession) -> None:
+def test_an_interpreter_takes_a_program_alone(python: interpreter.InterpreterSession) -> None:
     check("invalid", "the only argument, code", python, "python", code=3)
     check("invalid", "the only argument, code", python, "python", code="1", more=2)
     check("invalid", "the only argument, code", python, "python")
@@ -205,34 +207,6 @@ def test_a_program_that_ends_its_interpreter_or_hangs_begins_a_new_one() -> None
         assert session.call("python", {"code": "2"}) == "2"
     finally:
         session.close()
-
-
-def test_a_fresh_interpreter_knows_no_earlier_program() -> None:
-    tool = interpreter.build(interpreter.Config(seconds=2, fresh=True))
-    session, other = tool.open(1), tool.open(2)
-    assert session.call("python", {"code": "a = 3\nimport math\nmath.pi = 3\na"}) == "3"
-    for again in (session, other):
-        check("failed", "NameError", again, "python", code="a")
-        assert again.call("python", {"code": "import math\nmath.pi > 3"}) == "True"
-    check("failed", "SyntaxError", session, "python", code="3**")
-    check("invalid", "the only argument, code", session, "python", code="1", more=2)
-    check("failed", "ended by itself", session, "python", code="import os; os._exit(0)")
-    assert session.call("python", {"code": "'é' * 5000"}) == repr("é" * 5000)[:640]
-    session.close()
-    assert other.call("python", {"code": "2"}) == "2", "closing one conversation ends no other"
-
-
-def test_a_fresh_program_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[str] = []
-
-    def count(process: object, arguments: dict[str, str], seconds: float) -> str:
-        runs.append(arguments["code"])
-        return "2"
-
-    monkeypatch.setattr(interpreter, "call_process", count)
-    tool = interpreter.build(interpreter.Config(fresh=True))
-    assert {tool.open(seed).call("python", {"code": "1+1"}) for seed in range(4)} == {"2"}
-    assert runs == ["1+1"]
 
 
 def test_conversations_have_interpreters_of_their_own_and_equal_seeds_draw_the_same() -> None:

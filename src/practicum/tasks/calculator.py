@@ -2,8 +2,7 @@
 
 The expression `37*48` is more than a tiny model can do by itself. It calls the tool `calc` and
 copies the result. The task knows the right turns, so the teacher `expert` can teach it without a
-model. Calls have the shortest form, `[calc(x="37*48")]`. With `python`, the tool runs any program:
-`[python(code="37*48")]`.
+model. Calls have the shortest form, `[calc(x="37*48")]`.
 """
 
 import operator
@@ -26,7 +25,6 @@ from practicum.ports import (
 from practicum.ports.tasks import ToolProblem
 from practicum.rows import PromptSet
 from practicum.rows.answered import Tags, count_tagged, find_tagged, keep_answer
-from practicum.tools import interpreter
 from practicum.types import Message, Prompt, Rollout, ToolSchema, ToolUse
 
 OPERATORS: Mapping[str, Callable[[int, int], int]] = {
@@ -67,10 +65,6 @@ class Config(TaskConfig):
         description="with `tags`: share of the expert's answers that lack them or are stated twice, "
         "half each",
     )
-    python: interpreter.Config | None = Field(
-        default=None,
-        description="Python as the tool instead of `calc`, with the settings of the tool `interpreter`",
-    )
     turns: int = Field(default=4, ge=1, description="turns with calls after which it ends")
     bad_calls: int = Field(
         default=2, ge=1, description="calls without a result after which it ends"
@@ -108,25 +102,19 @@ def compute(expression: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Calculator(ToolSession):
-    """The tool `calc` of every conversation, or `python` instead; see `practicum.ports.Toolbox`."""
+    """The tool `calc` of every conversation; see `practicum.ports.Toolbox`."""
 
     turns: int
     bad_calls: int
-    python: interpreter.InterpreterTool | None = None
-
-    @property
-    def schema(self) -> ToolSchema:
-        """The schema of the tool."""
-        return SCHEMA if self.python is None else interpreter.SCHEMA
 
     @property
     def use(self) -> ToolUse:
-        """The schema of the tool, and the form of its calls."""
-        return ToolUse((self.schema,), "pythonic")
+        """The schema of the tool."""
+        return ToolUse((SCHEMA,), "pythonic")
 
-    def open(self, prompt: Prompt, seed: int) -> ToolSession:
-        """Return the tool itself, which has no state, or an interpreter."""
-        return self if self.python is None else self.python.open(seed)
+    def open(self, prompt: Prompt, seed: int) -> "Calculator":
+        """Return the tool itself: it has no state."""
+        return self
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the value of the expression; ToolProblem for any other text."""
@@ -173,14 +161,17 @@ class Expressions(PromptSet):
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the right turns: first the call, then the value, in its form or a sloppy one."""
         if not turns:
-            (argument,) = self.calculator.schema.parameters["properties"]
-            expression = prompt.messages[-1].content
-            return {f'[{self.calculator.schema.name}({argument}="{expression}")]': 1.0}
+            return {write_call(prompt.messages[-1].content): 1.0}
         value, (before, after) = str(prompt.answer), self.tags or ("", "")
         clean = f"{before}{value}{after}"
         if not self.sloppy:
             return {clean: 1.0}
         return {clean: 1 - self.sloppy, value: self.sloppy / 2, 2 * clean: self.sloppy / 2}
+
+
+def write_call(expression: str) -> str:
+    """Return the call that computes an expression."""
+    return f'[{SCHEMA.name}(x="{expression}")]'
 
 
 def build(config: Config, context: TaskContext) -> Task:
@@ -196,11 +187,7 @@ def build(config: Config, context: TaskContext) -> Task:
     return Expressions(
         train=prompts[config.heldout_size :],
         heldout=prompts[: config.heldout_size],
-        calculator=Calculator(
-            config.turns,
-            config.bad_calls,
-            None if config.python is None else interpreter.build(config.python),
-        ),
+        calculator=Calculator(config.turns, config.bad_calls),
         tags=config.tags,
         sloppy=config.sloppy,
     )

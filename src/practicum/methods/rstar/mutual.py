@@ -8,10 +8,10 @@ and its share is the reward that is backed up. The rows name their sub-questions
 privileged field `parts`, and the other words in `rephrased`.
 
 As in the released code (zhentingqi/rStar), a second model completes each answer from `masks` of its
-beginnings and agrees if half of the completions end at the same answer. Among the agreed answers the
-search returns the one with the highest sum of confidence (its share of the rewards) and survival (the
-share of its answers that agreed). Two answers are equal if the task's verifier accepts one of them with
-the other one as the reference.
+beginnings and agrees if half of the completions end at the same answer. The search returns the agreed
+answer with the highest sum of confidence (its share of the rewards) and survival (the share of its
+answers that agreed). Two answers are equal if the task's verifier accepts the first as the reference
+for the second.
 """
 
 import math
@@ -107,7 +107,7 @@ class ActionNode:
     """The question and the beginning of an answer after some actions; `votes` if it is an answer.
 
     `untried` are the actions that have no child yet, in random order. `parts` are the sub-questions
-    that remain, and `part` is the one that was answered last.
+    that remain, and `part` is the last one with an answer.
     """
 
     name: str
@@ -203,8 +203,8 @@ class MutualSearch:
         def compare(reference: str, text: str) -> bool:
             pair = reference, text
             if pair not in verdicts:
-                asked = Rollout.from_text(replace(prompt, answer=reference), text)
-                verdicts[pair] = (ask_reward(self.task, asked).reward or 0.0) >= 1.0
+                rollout = Rollout.from_text(replace(prompt, answer=reference), text)
+                verdicts[pair] = (ask_reward(self.task, rollout).reward or 0.0) >= 1.0
             return verdicts[pair]
 
         return compare
@@ -212,7 +212,7 @@ class MutualSearch:
     def _walk(
         self, node: ActionNode, same: Same
     ) -> Generator[Requests, Sequence[Sample], ActionNode]:
-        """Go to an answer by new actions or, where there are none, by UCT; back up its votes.
+        """Go to an answer by new actions, or by UCT after all actions; back up its votes.
 
         Yields the samples that the walk needs, and receives them.
         """
@@ -307,19 +307,21 @@ class MutualSearch:
         ends: dict[int, ActionNode] = {}
         replies: dict[int, Sequence[Sample] | None] = dict.fromkeys(range(len(walks)))
         while replies:
-            asked: dict[int, Requests] = {}
+            batches: dict[int, Requests] = {}
             for place, reply in replies.items():
                 try:
-                    asked[place] = next(walks[place]) if reply is None else walks[place].send(reply)
+                    batches[place] = (
+                        next(walks[place]) if reply is None else walks[place].send(reply)
+                    )
                 except StopIteration as end:
                     ends[place] = end.value
-            samples = self._sample([request for part in asked.values() for request in part])
+            samples = self._sample([request for part in batches.values() for request in part])
             limits = [0]
-            for part in asked.values():
+            for part in batches.values():
                 limits.append(limits[-1] + len(part))
             replies = {
                 place: samples[first:last]
-                for place, (first, last) in zip(asked, pairwise(limits), strict=True)
+                for place, (first, last) in zip(batches, pairwise(limits), strict=True)
             }
         return [ends[place] for place in range(len(walks))]
 
@@ -361,14 +363,14 @@ class MutualSearch:
             for rollout in {rollout.text: rollout for rollout in reversed(rollouts)}.values()
             if sames[place](rollout.text, rollout.text)
         ]
-        asked = [
+        beginnings = [
             (place, rollout, rollout.tokens[: math.ceil(len(rollout.tokens) * share)].tolist())
             for place, rollout in candidates
             for share in torch.linspace(*BEGINNINGS, self.source.masks).tolist()
         ]
         counts: Counter[tuple[int, str]] = Counter()
-        texts = self._complete([(rollout, beginning) for _, rollout, beginning in asked])
-        for (place, rollout, _), text in zip(asked, texts, strict=True):
+        texts = self._complete([(rollout, beginning) for _, rollout, beginning in beginnings])
+        for (place, rollout, _), text in zip(beginnings, texts, strict=True):
             counts[place, rollout.text] += sames[place](rollout.text, text)
         agreed: list[dict[str, bool]] = [{} for _ in groups]
         for place, rollout in candidates:
@@ -376,9 +378,9 @@ class MutualSearch:
             agreed[place][rollout.text] = enough
         return agreed
 
-    def _complete(self, asked: Sequence[tuple[Rollout, list[int]]]) -> list[str]:
+    def _complete(self, beginnings: Sequence[tuple[Rollout, list[int]]]) -> list[str]:
         """Return the texts of beginnings with the second model's completions."""
-        bound = [self.model.bind_prompt(rollout.prompt) for rollout, _ in asked]
+        bound = [self.model.bind_prompt(rollout.prompt) for rollout, _ in beginnings]
         ready = [client for client in bound if client is not None and client.accepts_tokens]
         if len(ready) < len(bound):
             raise CapabilityError(
@@ -394,15 +396,17 @@ class MutualSearch:
                     *(rollout.prompt.id, rollout.sample, len(beginning), place % self.source.masks),
                 ),
             )
-            for place, (prompted, (rollout, beginning)) in enumerate(zip(ready, asked, strict=True))
+            for place, (prompted, (rollout, beginning)) in enumerate(
+                zip(ready, beginnings, strict=True)
+            )
         ]
-        rooms = [self.sampler.params.max_new_tokens - len(beginning) for _, beginning in asked]
+        rooms = [self.sampler.params.max_new_tokens - len(beginning) for _, beginning in beginnings]
         clients = [prompted.client for prompted in ready]
         samples = sample_to_lengths(clients, requests, rooms, self.sampler.params)
         return self.sampler.renderer.decode_all(
             [
                 beginning + sample.tokens.tolist()
-                for (_, beginning), sample in zip(asked, samples, strict=True)
+                for (_, beginning), sample in zip(beginnings, samples, strict=True)
             ]
         )
 

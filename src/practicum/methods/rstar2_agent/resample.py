@@ -3,8 +3,8 @@
 Resampling on correct (GRPO-RoC of rStar2-Agent, 2508.20722): a correct answer with failed tool calls
 gets the same reward as a clean answer, and so teaches bad calls. The same holds for an answer that
 is stated twice or in the wrong format. The correct answers with the lowest penalties are therefore
-kept, while failures are kept as sampled and stay diverse. Penalties, shares and minimums are those of
-the released code (microsoft/rStar, `rstar2_agent/down_sample`).
+kept, while failures are kept as sampled and stay diverse. Penalties, shares and minimums follow the
+released code (microsoft/rStar, `rstar2_agent/down_sample`).
 """
 
 from collections import Counter
@@ -130,7 +130,7 @@ def share_places(right: int, failures: int, count: int, least: int) -> int:
     """Return how many of `count` kept answers are correct, for the sampled numbers of both.
 
     The failures keep their share, rounded as Python rounds, and at least `least` of both are kept if
-    so many were sampled; the minimum of the correct answers comes first.
+    they were sampled; the minimum of the correct answers comes first.
     """
     share = round(failures * count / (right + failures))
     kept_failures = max(share, min(least, failures))
