@@ -19,6 +19,7 @@ from practicum.methods.rstar.mutual import (
     Config,
     find_returned,
     group_equal,
+    mark_returned,
 )
 from practicum.ports import PromptedClient, SamplingClient, Task, Teacher
 from practicum.rollouts import RolloutBatch, RolloutWriters, SourceChoice, collect_rollouts
@@ -187,6 +188,23 @@ def test_only_the_returned_answer_has_a_loss_and_the_partner_decides() -> None:
     assert len(partner.requests) == 4 * len(texts)
     for request in partner.requests:
         assert 2 <= len(request.prompt_tokens) <= 1 + LIMIT // 2
+
+
+def test_an_answer_to_the_original_question_is_learned_before_one_to_other_words() -> None:
+    rollouts, _ = search(n=30)
+    for start in (0, 30):
+        tree = rollouts[start : start + 30]
+        assert any("rephrase" in r.notes["actions"] and r.text[-1] == "a" for r in tree)
+        (returned,) = (r for r in tree if r.loss_mask.any())
+        assert "rephrase" not in returned.notes["actions"]
+    paths = itertools.cycle(("rephrase rest", "step rest"))
+    pair = [
+        replace(r, notes={**r.notes, "actions": next(paths)}, loss_mask=r.tokens >= 0)
+        for r in rollouts[:2]
+    ]
+    for first, second, expected in ((pair[0], pair[1], 1), (pair[0], pair[0], 0)):
+        marked = mark_returned([first, second], {r.text: True for r in pair}, lambda a, b: True)
+        assert [bool(r.loss_mask.any()) for r in marked].index(True) == expected
 
 
 def test_without_agreement_the_most_confident_answer_is_returned() -> None:

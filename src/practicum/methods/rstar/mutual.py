@@ -450,10 +450,26 @@ def find_returned(
 def mark_returned(
     rollouts: Sequence[Rollout], agreed: Mapping[str, bool], same: Same
 ) -> list[Rollout]:
-    """Return a tree's rollouts with a note of the agreement; only the returned one has a loss."""
+    """Return a tree's rollouts with a note of the agreement; only the returned answer has a loss.
+
+    Of equal answers the student learns the first to the original question, if any: an answer to the
+    question in other words teaches these words.
+    """
     texts = [rollout.text for rollout in rollouts]
     votes = [float(rollout.notes[VOTES]) for rollout in rollouts]
     returned = find_returned(texts, votes, agreed, same)
+    if returned is not None:
+        passes = agreed[texts[returned]]
+        returned = next(
+            (
+                place
+                for place, (rollout, text) in enumerate(zip(rollouts, texts, strict=True))
+                if same(texts[returned], text)
+                and agreed[text] == passes
+                and "rephrase" not in rollout.notes[PATH].split()
+            ),
+            returned,
+        )
     return [
         replace(
             rollout,
