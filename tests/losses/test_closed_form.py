@@ -25,7 +25,6 @@ MORE = [
     {"against": "reference"},
     {"signal": "entropy", "coefficient": -0.7},
     {"losses": [{"signal": "score"}, {"signal": "entropy", "weights": "prefix(2)"}]},
-    {"losses": [{"signal": "full"}, {"signal": "binarised(2)", "estimator": "pathwise"}]},
     {"losses": [{"divergence": "jsd(0.2)"}, {"signal": "entropy", "coefficient": 0.3}]},
     {"target": "log_linear(1.2, 0, -0.2)"},
     {

@@ -237,33 +237,6 @@ def test_sums_over_spans_are_those_of_a_loop() -> None:
     assert kept[kept != 0].equal(values[kept != 0])
 
 
-@pytest.mark.parametrize("tau", [1.0, 5.0])
-@pytest.mark.parametrize("divergence", ["forward_kl", "jsd(0.3)"])
-def test_a_binarised_span_is_differentiated_by_autograd(divergence: str, tau: float) -> None:
-    """Check against the slow twin: the divergence of two Bernoulli variables of each span, written out and differentiated."""
-    pair = Pair(2)
-    objective = Objective.model_validate(
-        {
-            "losses": [{"signal": f"binarised({tau})", "divergence": divergence}],
-            "aggregate": "seq_mean_token_sum",
-        }
-    )
-    term = objective.losses[0]
-    logits = [part.clone().requires_grad_() for part in pair.logits]
-    total = torch.zeros((), dtype=torch.float64)
-    for tokens in SEQUENCES:
-        student = pair.student(logits, tokens)
-        often = pair.student(pair.logits, tokens).sum().exp()
-        for start, end in pair.spans(tokens):
-            inside = student[start:end].sum() / tau
-            other = (pair.text(tokens[:end]) - pair.text(tokens[:start])) / tau
-            both = [torch.stack([part, (1 - part.exp()).log()]) for part in (inside, other)]
-            entry = DIVERGENCES[term.divergence.name]
-            total = total + often * entry.contributions(*both, term.parameter).sum()
-    exact = list(torch.autograd.grad(total, logits))
-    assert_equal(expected_gradient(pair, objective), exact)
-
-
 @pytest.mark.parametrize("share", ["even", "surprise"])
 def test_shares_are_as_published_and_no_gradient(share: str) -> None:
     pair = Pair(3)
@@ -290,15 +263,9 @@ def test_shares_are_as_published_and_no_gradient(share: str) -> None:
     assert (wrong - exact).norm() > 0.1 * exact.norm()
 
 
-def test_what_shares_and_binarised_signals_cannot_go_with_is_refused() -> None:
-    for choice, reason in (
-        ({"signal": "sampled(even)", "divergence": "jsd"}, "share 'even' divides the log-ratio"),
-        ({"signal": "binarised", "estimator": "score_function"}, "differentiates a divergence"),
-        ({"signal": "binarised", "clip": "loss(0.1)"}, "leave out reward and clip"),
-        ({"signal": "binarised", "clip": "advantage(-5, 5)"}, "leave out reward and clip"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            Objective.model_validate(choice)
+def test_a_divergence_that_shares_cannot_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="share 'even' divides the log-ratio"):
+        Objective.model_validate({"signal": "sampled(even)", "divergence": "jsd"})
 
 
 @given(st.lists(st.integers(1, 4), max_size=8), st.integers(0, 2), st.integers(0, 10**6))

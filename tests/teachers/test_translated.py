@@ -436,7 +436,6 @@ def test_a_permuted_vocabulary_has_the_same_distributions(models: Path, tmp_path
         "topk(3)",
         "topk(3, support=teacher)",
         "sorted(matched=true)",
-        "binarised",
         "projected",
     ):
         changed = {"objective": {"signal": signal}, "train.steps": 2}

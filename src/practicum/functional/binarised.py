@@ -48,24 +48,3 @@ def binarised(
     It is 0 only where both models find the span equally likely.
     """
     return divergence.value(binarise(student, tau), binarise(teacher, tau), parameter)
-
-
-def binarised_advantage(
-    divergence: Divergence,
-    student: Float[Tensor, " T"],
-    teacher: Float[Tensor, " T"],
-    tau: float = 1.0,
-    parameter: float | None = None,
-) -> Float[Tensor, " T"]:
-    """Return minus the derivative of the binarised divergence in the student's log-probability.
-
-    A span's log-probability is the sum over its tokens, so each of its tokens has this derivative.
-    """
-    # Callers may hold tensors of inference mode, which autograd refuses: clone them outside it.
-    with torch.inference_mode(False), torch.enable_grad():
-        # In float64: the derivative divides by the complement, which may be as small as the tail.
-        leaf = student.detach().double().clone().requires_grad_()
-        fixed = teacher.detach().double().clone()
-        value = binarised(divergence, leaf, fixed, tau, parameter)
-        (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    return -gradient.to(precise(student).dtype)

@@ -9,7 +9,6 @@ from torch import Tensor
 from practicum.functional.chunked import chunks
 from practicum.functional.sequence import share_spans, sum_spans
 from practicum.losses.tokens import TokenBatch
-from practicum.objective.distribution import TeacherDistribution
 from practicum.objective.spec import Term
 
 SpanAdvantage = Callable[[Tensor, Tensor, TokenBatch], Tensor]
@@ -25,12 +24,7 @@ def compile_span_advantage(term: Term) -> SpanAdvantage:
     summed log-probabilities. So tokens get no share of the advantage, unless the term asks for
     shares as published.
     """
-    signal, compute_advantage, share = term.signal, term.compute_advantage, term.signal.span_share
-
-    def differentiate_token(student: Tensor, teacher: Tensor, batch: TokenBatch) -> Tensor:
-        distribution = TeacherDistribution(logprobs=teacher)
-        comparison = term.build_comparison(student, distribution, batch.tokens)
-        return signal.compute_span_advantage(comparison, batch.spans)
+    compute_advantage, share = term.compute_advantage, term.signal.span_share
 
     def compute(student: Tensor, teacher: Tensor, batch: TokenBatch) -> Tensor:
         spans = batch.spans
@@ -39,7 +33,7 @@ def compile_span_advantage(term: Term) -> SpanAdvantage:
         advantage = compute_advantage(*_sum_both(student, teacher, spans))
         return advantage if share == "whole" else share_spans(advantage, student, spans, share)
 
-    return differentiate_token if signal.differentiates_token else compute
+    return compute
 
 
 def _sum_both(student: Tensor, teacher: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:

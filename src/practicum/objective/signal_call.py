@@ -90,7 +90,6 @@ class SignalCall(Call):
     - label: the token itself is the label
     - pairs: it compares two whole completions of a prompt
     - compares: it computes its own divergence with `compare`
-    - differentiates_token: it differentiates the sampled token by `compute_span_advantage`
     - unshared: it reads tokens that only one of two vocabularies has
     - alone: it uses only the student's full distribution
     - needs_student_level: it reads the level of the student's raw logits
@@ -104,7 +103,6 @@ class SignalCall(Call):
     label: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
     compares: ClassVar[bool] = False
-    differentiates_token: ClassVar[bool] = False
     unshared: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     needs_student_level: ClassVar[bool] = False
@@ -225,12 +223,6 @@ class SignalCall(Call):
     def compute_fixed_advantage(self, logprobs: Float[Tensor, " T"]) -> Float[Tensor, " T"] | None:
         """Return an advantage that depends only on the student's log-probabilities, or None."""
         return None
-
-    def compute_span_advantage(
-        self, comparison: SignalComparison, spans: Int[Tensor, " T"] | None
-    ) -> Float[Tensor, " T"]:
-        """Return the advantage of each token's span. It is called if `differentiates_token` is True."""
-        raise NotImplementedError
 
     def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
         """Return the length of each group of tokens that are read together, at its first token.

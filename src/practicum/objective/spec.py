@@ -236,7 +236,6 @@ class Term(BaseModel):
         """Explain why the scorer cannot answer the term, and how to change the term, or return None."""
         if problem := self.signal.explain_refusal(capabilities):
             return problem
-        # A binarised divergence compares distributions over two outcomes, so both probabilities are known.
         name = self.divergence.name
         by_span = capabilities.by_span and isinstance(self.signal, Sampled)
         if not by_span or DIVERGENCES[name].f_divergence:
@@ -330,9 +329,8 @@ class Term(BaseModel):
     @property
     def on_sampled_token(self) -> bool:
         """Return True if the loss is a coefficient times the sampled token's log-probability."""
-        if self.gradient.pathwise:
-            return self.signal.differentiates_token
-        return not self.gradient.over_candidates and not self.signal.drawn
+        gradient = self.gradient
+        return not (gradient.pathwise or gradient.over_candidates or self.signal.drawn)
 
     @property
     def needs_sequences(self) -> bool:

@@ -1,3 +1,3 @@
 """A binarised divergence of text chunks that two tokenizers share (ALM, arXiv 2503.20083)."""
 
-PARTS = {"signals": ["binarised", "chunks"]}
+PARTS = {"signals": ["chunks"]}
