@@ -293,6 +293,27 @@ def test_a_sampled_log_linear_target_keeps_the_expected_gradient():
     torch.testing.assert_close(expected(TeacherDistribution(logprobs=signal)), expected(full))
 
 
+@pytest.mark.parametrize(
+    ("choice", "counts"),
+    [
+        ({"signal": "sampled"}, [True, True, False, False]),
+        ({"signal": "sampled", "against": "reference"}, [True, False, True, False]),
+        ({"signal": "sampled", "target": "log_linear(1, 1, -1)"}, [True, False, False, False]),
+        ({"signal": "score(group_mean)"}, [True, True, True, True]),
+    ],
+)
+def test_the_mean_counts_the_rollouts_with_every_signal_that_a_term_needs(choice, counts):
+    answer, silent = TeacherSignal(logprobs=torch.full((2,), -1.0)), TeacherSignal()
+    signals = [(answer, answer), (answer, silent), (silent, answer), (silent, silent)]
+    data = [
+        Datum(rollout(name, [True, True], 1.0, 0), *pair)
+        for name, pair in zip("abcd", signals, strict=True)
+    ]
+    shares = build_token_batch(data, Objective.model_validate(choice)).aggregate
+    expected = [is_counted / (2 * sum(counts)) for is_counted in counts for _ in range(2)]
+    torch.testing.assert_close(shares, torch.tensor(expected))
+
+
 def test_the_yardstick_is_reverse_kl_to_the_teacher_whatever_the_objective():
     student, teacher = torch.log_softmax(logits(1), dim=-1), torch.log_softmax(logits(2), dim=-1)
     exact = (student.exp() * (student - teacher)).sum(-1)

@@ -274,17 +274,16 @@ def _compute_coefficients(
     first = _find_first_rows(datums)
     # A rollout with several teachers has one row per teacher and is one sequence of the aggregate.
     length_of = {row: lengths[row] for row in first}
-    # A rollout without a teacher signal does not count, unless a term learns without teachers: it
-    # would only lower the mean over the remaining rollouts.
-    learns_alone = not all(term.needs_signal for term in objective.losses)
-    asks_teacher = any(term.needs_teacher for term in objective.losses)
-    asks_reference = any(term.needs_signal and not term.needs_teacher for term in objective.losses)
+    # A rollout without a signal that every term needs does not count: it would only lower the mean
+    # over the remaining rollouts.
+    needs = {(term.needs_teacher, term.needs_reference) for term in objective.losses}
     taught = {
         row
         for row, datum in zip(first, datums, strict=True)
-        if learns_alone
-        or (asks_teacher and not datum.signal.is_empty)
-        or (asks_reference and not datum.reference.is_empty)
+        if any(
+            not (teacher and datum.signal.is_empty) and not (reference and datum.reference.is_empty)
+            for teacher, reference in needs
+        )
     }
     if taught:
         length_of = {row: length if row in taught else 0 for row, length in length_of.items()}
