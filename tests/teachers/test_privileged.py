@@ -1,5 +1,7 @@
 """The context of a privileged teacher: the student's prompt, and more."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 from recorder import Recorder, prompt, rollout
 
 from practicum.errors import DataError
-from practicum.objective import Sampled
-from practicum.ports import TeacherRequest
+from practicum.losses.signal_reader import read_tokens
+from practicum.objective import Full, Sampled, Signal, TopK
+from practicum.ports import Capabilities, TeacherRequest
 from practicum.recipe import parse_recipe
+from practicum.teachers import pool
 from practicum.teachers.privileged import Config, PrivilegedTeacher, add_context
-from practicum.types import Message, Prompt, Rollout, SamplingParams
+from practicum.types import Message, Prompt, Rollout, SamplingParams, TeacherSignal
 
 PROMPT = Prompt(
     "p1",
@@ -158,6 +162,20 @@ def test_a_question_may_go_on_after_the_prompts_own() -> None:
     assert told([noted], question="{question} {hint}") == ["8 times 7?"]
 
 
+class ReadsQuestions(Recorder):
+    """Answers with a log-probability that depends on the question."""
+
+    def rate(self, question: str) -> float:
+        return -0.1 - sum(map(ord, question)) % 7 / 3
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        super().score(rollouts, signal)
+        return [
+            TeacherSignal(logprobs=torch.full((2,), self.rate(item.prompt.messages[-1].content)))
+            for item in rollouts
+        ]
+
+
 def told(items: list[Rollout], **fields: object) -> list[str | None]:
     """Return the question that the inner teacher was asked for each rollout; None where it was not asked."""
     inner = Recorder()
@@ -208,6 +226,67 @@ def test_siblings_are_others_of_the_same_prompt_with_the_outcome(
             if other.prompt.id == item.prompt.id and other.reward == reward and other is not item
         ]
         assert text == (siblings[0].text if siblings else None)
+
+
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=7),
+    limit=st.integers(1, 4),
+)
+def test_the_score_is_the_mean_probability_after_the_first_siblings(
+    rewards: list[float], limit: int
+) -> None:
+    items = [
+        rollout(prompt("p"), sample=number, reward=reward) for number, reward in enumerate(rewards)
+    ]
+    inner = ReadsQuestions()
+    settings = config(question="{failed_sibling}", siblings=limit)
+    answers = PrivilegedTeacher(inner, settings).score(items, Sampled())
+    for item, answer in zip(items, answers, strict=True):
+        siblings = [sibling for sibling in items if sibling.reward == 0.0 and sibling is not item]
+        wrong = [sibling.text for sibling in siblings[:limit]]
+        assert answer.is_empty == (not wrong)
+        if wrong:
+            probability = sum(math.exp(inner.rate(text)) for text in wrong) / len(wrong)
+            logprobs = read_tokens(answer, slice(None)).logprobs
+            assert logprobs is not None
+            torch.testing.assert_close(logprobs.exp(), torch.full((2,), probability))
+    assert len(inner.asked) == 1
+
+
+def test_several_siblings_ask_for_distributions_where_sampled_tokens_do_not_suffice() -> None:
+    inner = Recorder()
+    teacher = PrivilegedTeacher(inner, config(question="{sibling}", siblings=2))
+    teacher.score(GROUP, TopK(k=3))
+    assert inner.signals == [Full()]
+    limited = Recorder()
+    limited.capabilities = Capabilities(signals=frozenset({"sampled", "topk"}))
+    teacher = PrivilegedTeacher(limited, config(question="{sibling}", siblings=2))
+    assert teacher.capabilities.signals == {"sampled"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"system": "s"}, "siblings: the context shows no sibling"),
+        ({"question": ["{sibling}", "{hint}"]}, "siblings: .* has several texts"),
+        (
+            {"question": "{sibling}", "teacher": {"type": "pool", "teachers": {"a": "self"}}},
+            "siblings: the inner teacher already combines several answers",
+        ),
+    ],
+)
+def test_siblings_that_cannot_be_averaged_are_refused(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(siblings=2, **fields)
+    config(siblings=1, **fields)
+
+
+def test_a_pool_refuses_a_member_that_averages_over_siblings() -> None:
+    member = {"type": "privileged", "teacher": "self", "question": "{sibling}", "siblings": 2}
+    with pytest.raises(ValueError, match=r"a pool within a pool is not combined.*siblings"):
+        pool.Config.model_validate({"teachers": {"a": member}})
 
 
 def test_of_several_questions_the_first_is_asked_whose_fields_are_there() -> None:

@@ -278,6 +278,11 @@ class TeacherConfig(PartConfig):
         """Raise DataError at the first prompt that the teacher cannot score."""
 
     @property
+    def is_pool(self) -> bool:
+        """True if each answer combines several answers, which no other teacher can combine."""
+        return False
+
+    @property
     def money_limit(self) -> float | None:
         """The most money that the teacher's answers may cost, or None."""
         return None

@@ -30,10 +30,11 @@ def list_prompt_fields(prompt: Prompt) -> dict[str, str]:
     return {name: text for name, text in texts.items() if name not in ROLLOUT_FIELDS}
 
 
-def list_rollout_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
+def list_rollout_fields(rollouts: Sequence[Rollout], number: int = 0) -> list[dict[str, str]]:
     """Return each completion's placeholder texts: its notes and its known `ROLLOUT_FIELDS`.
 
-    A sibling is the first other completion with the outcome, by sample number.
+    A sibling is another completion with the outcome: the first by sample number, or after `number`
+    siblings.
     """
     outcomes = [classify_outcome(rollout) for rollout in rollouts]
     ordered = sorted(zip(rollouts, outcomes, strict=True), key=lambda pair: pair[0].sample)
@@ -45,9 +46,9 @@ def list_rollout_fields(rollouts: Sequence[Rollout]) -> list[dict[str, str]]:
             fields["outcome"] = outcome
         for name, of_sibling in SIBLINGS.items():
             group = groups.get((rollout.prompt.id, of_sibling), ())
-            sibling = next((member for member in group if member is not rollout), None)
-            if sibling is not None:
-                fields[name] = sibling.text
+            siblings = [member for member in group if member is not rollout]
+            if number < len(siblings):
+                fields[name] = siblings[number].text
         listed.append(fields)
     return listed
 

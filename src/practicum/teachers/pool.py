@@ -6,7 +6,6 @@ geometric pool.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -20,8 +19,10 @@ from practicum.teaching.members import (
     build_members,
     intersect_capabilities,
     place_members,
+    pool_answers,
+    pool_capabilities,
 )
-from practicum.types import PooledSignal, Rollout, TeacherSignal
+from practicum.types import Rollout, TeacherSignal
 
 
 class Config(TeacherConfig):
@@ -58,9 +59,10 @@ class Config(TeacherConfig):
                 "at all"
             )
         nested = [config for member in self.teachers.values() for _, config in walk(member)]
-        if any(isinstance(config, Config) for config in nested):
+        if any(config.is_pool for config in nested):
             raise ValueError(
-                "teachers: a pool within a pool is not combined; name its members in this one"
+                "teachers: a pool within a pool is not combined; name its members in this one, and "
+                "leave out `siblings`"
             )
         if self.gate is not None and self.kind == "sum":
             raise ValueError(
@@ -81,7 +83,12 @@ class Config(TeacherConfig):
 
     def capabilities(self) -> Capabilities:
         """Return every signal if all members give distributions, else only the sampled token's."""
-        return _pool_capabilities(self._intersect(), self.kind)
+        return pool_capabilities(self._intersect(), self.kind)
+
+    @property
+    def is_pool(self) -> bool:
+        """True."""
+        return True
 
     def members(self) -> dict[str, TeacherConfig]:
         """Return the settings of every member."""
@@ -89,25 +96,6 @@ class Config(TeacherConfig):
 
     def _intersect(self) -> Capabilities:
         return intersect_capabilities(member.capabilities() for member in self.teachers.values())
-
-
-def _pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
-    """Return the pool's capabilities if all members have these capabilities."""
-    signals = members.signals
-    if kind == "arithmetic" and members.by_span:
-        # Averaged span probabilities do not determine a token's probability; distributions do.
-        signals = signals - {"sampled"} if "full" in signals else frozenset()
-    pool = Capabilities(
-        signals,
-        writes=False,
-        follows_student=members.follows_student,
-        splits_answers=kind == "sum",
-        by_span=members.by_span,
-        repeats_scores=members.repeats_scores,
-    )
-    if "full" in members.signals:
-        return pool
-    return replace(pool, signals=signals & {"sampled"}, supports=frozenset())
 
 
 class PoolTeacher(TeacherOfMembers):
@@ -123,7 +111,7 @@ class PoolTeacher(TeacherOfMembers):
     @property
     def capabilities(self) -> Capabilities:
         """The signals that can be combined from the members' answers."""
-        return _pool_capabilities(
+        return pool_capabilities(
             intersect_capabilities(member.capabilities for member in self._members.values()),
             self._config.kind,
         )
@@ -137,27 +125,10 @@ class PoolTeacher(TeacherOfMembers):
         # A gate needs the entropy of each member, and so its whole distribution.
         member_signal = signal if signal.sampled and self._config.gate is None else Full()
         answers = [self._ask(name, rollouts, member_signal) for name in self._members]
-        return [self._combine(members) for members in zip(*answers, strict=True)]
-
-    def _combine(self, answers: Sequence[TeacherSignal]) -> TeacherSignal:
-        """Return the pool of the members that answer; they share the other members' weight.
-
-        The signal is empty if no member answers.
-        """
-        weighted = [
-            (weight, answer)
-            for weight, answer in zip(self._weights, answers, strict=True)
-            if not answer.is_empty
+        return [
+            pool_answers(members, self._weights, self._config.kind, self._config.gate)
+            for members in zip(*answers, strict=True)
         ]
-        if not weighted:
-            return TeacherSignal()
-        # The weights keep their sum, so that a missing answer does not lower the loss.
-        scale = sum(self._weights) / sum(weight for weight, _ in weighted)
-        weights = tuple(weight * scale for weight, _ in weighted)
-        members = tuple(answer for _, answer in weighted)
-        return TeacherSignal(
-            pool=PooledSignal(self._config.kind, weights, members, self._config.gate)
-        )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

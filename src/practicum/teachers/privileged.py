@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
-from practicum.objective import Signal
+from practicum.objective import Full, Signal
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -21,6 +21,7 @@ from practicum.ports import (
     TeacherConfig,
     TeacherContext,
     TeacherRequest,
+    walk,
 )
 from practicum.rollouts.fields import (
     ROLLOUT_FIELDS,
@@ -29,7 +30,9 @@ from practicum.rollouts.fields import (
     list_rollout_fields,
     show_text,
 )
+from practicum.statistics import group_pairs
 from practicum.teaching.client import FollowerTeacher
+from practicum.teaching.members import pool_answers, pool_capabilities
 from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import (
     FrozenConfig,
@@ -86,6 +89,12 @@ class Config(TeacherConfig):
         default="error",
         description="if a prompt lacks a field: stop, or leave its completions unscored",
     )
+    siblings: int = Field(
+        default=1,
+        ge=1,
+        description="score after this many siblings, one at a time, or after as many as the prompt "
+        "has, and average the probabilities",
+    )
 
     @model_validator(mode="after")
     def _check_context(self) -> "Config":
@@ -96,15 +105,35 @@ class Config(TeacherConfig):
                 "a privileged teacher needs something to see: system, demonstrations, reference or "
                 "question"
             )
+        if self.is_pool and not (
+            self.shows(SIBLINGS) and max(len(self.references), len(self.questions)) == 1
+        ):
+            raise ValueError(
+                "siblings: the context shows no sibling, or has several texts to select from; put "
+                "{sibling} or {failed_sibling} in a single reference or question"
+            )
+        if self.is_pool and any(config.is_pool for _, config in walk(self.teacher)):
+            raise ValueError(
+                "siblings: the inner teacher already combines several answers; leave out siblings"
+            )
         return self
 
     def capabilities(self) -> Capabilities:
-        """Return the capabilities of the inner teacher.
+        """Return the capabilities of the inner teacher, or of a pool of its answers.
 
         It cannot generate if the context needs a completion, because no completion exists yet.
         """
-        inner: Capabilities = self.teacher.capabilities()
-        return replace(inner, writes=inner.writes and not self.needs_rollout)
+        return self.restrict(self.teacher.capabilities(), writes=not self.needs_rollout)
+
+    def restrict(self, inner: Capabilities, *, writes: bool) -> Capabilities:
+        """Return the inner teacher's capabilities with this context."""
+        inner = pool_capabilities(inner, "arithmetic") if self.is_pool else inner
+        return replace(inner, writes=inner.writes and writes)
+
+    @property
+    def is_pool(self) -> bool:
+        """True if the scores after several siblings are averaged."""
+        return self.siblings > 1
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -166,23 +195,27 @@ class PrivilegedTeacher(FollowerTeacher):
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the inner teacher; see `Config.capabilities`."""
-        inner = self._inner.capabilities
-        return replace(inner, writes=inner.writes and not self._needs_rollout)
+        return self._config.restrict(self._inner.capabilities, writes=not self._needs_rollout)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the same tokens after the richer prompt.
 
-        Rollouts that lack a field get an empty signal, if `missing` is `silent`.
+        Rollouts that lack a field get an empty signal, if `missing` is `silent`. With `siblings`,
+        the probabilities are averaged over the siblings.
         """
-        enriched: dict[int, Rollout] = {}
-        fields_by_rollout = list_rollout_fields(rollouts)
-        for index, (rollout, fields) in enumerate(zip(rollouts, fields_by_rollout, strict=True)):
-            if not self._is_silent(rollout.prompt, fields):
-                prompt = add_context(rollout.prompt, self._config, fields)
-                enriched[index] = replace(rollout, prompt=prompt)
-        answers = self._inner.score(list(enriched.values()), signal)
-        signals = dict(zip(enriched, answers, strict=True))
-        return [signals.get(index, TeacherSignal()) for index in range(len(rollouts))]
+        enriched: list[tuple[int, Rollout]] = []
+        for number in range(self._config.siblings):
+            for index, fields in enumerate(list_rollout_fields(rollouts, number)):
+                rollout = rollouts[index]
+                if not self._is_silent(rollout.prompt, fields):
+                    prompt = add_context(rollout.prompt, self._config, fields)
+                    enriched.append((index, replace(rollout, prompt=prompt)))
+        # The best candidates of an average are not the best candidates after each sibling.
+        question = Full() if self._config.is_pool and not signal.sampled else signal
+        answers = self._inner.score([rollout for _, rollout in enriched], question)
+        indices = [index for index, _ in enriched]
+        signals = group_pairs(zip(indices, answers, strict=True))
+        return [_average(signals.get(index, [])) for index in range(len(rollouts))]
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
@@ -213,6 +246,14 @@ class PrivilegedTeacher(FollowerTeacher):
         lacking = self._config.list_lacking(fields)
         may_miss = all(name in SIBLINGS or name in self._notes for name in lacking)
         return bool(lacking) and (self._config.missing == "silent" or may_miss)
+
+
+def _average(answers: Sequence[TeacherSignal]) -> TeacherSignal:
+    """Return the mean of the answers' probabilities; a single answer is returned unchanged."""
+    if len(answers) == 1:
+        return answers[0]
+    named = [replace(answer, name=str(number)) for number, answer in enumerate(answers)]
+    return pool_answers(named, [1 / max(len(named), 1)] * len(named), "arithmetic")
 
 
 def add_context(

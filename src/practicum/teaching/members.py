@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 from torch import Tensor
@@ -14,7 +14,7 @@ from practicum.errors import TeacherError
 from practicum.models.tensors import SavedTensor
 from practicum.objective import NO_CAPABILITIES, Signal
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext
-from practicum.types import Datum, Rollout, TeacherSignal
+from practicum.types import Datum, PooledSignal, Rollout, TeacherSignal
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -63,6 +63,49 @@ def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
         raw_logits=all(member.raw_logits for member in scoring),
         splits_answers=any(member.splits_answers for member in scoring),
     )
+
+
+def pool_capabilities(members: Capabilities, kind: str) -> Capabilities:
+    """Return the pool's capabilities if all members have these capabilities."""
+    signals = members.signals
+    if kind == "arithmetic" and members.by_span:
+        # Averaged span probabilities do not determine a token's probability; distributions do.
+        signals = signals - {"sampled"} if "full" in signals else frozenset()
+    pool = Capabilities(
+        signals,
+        writes=False,
+        follows_student=members.follows_student,
+        splits_answers=kind == "sum",
+        by_span=members.by_span,
+        repeats_scores=members.repeats_scores,
+    )
+    if "full" in members.signals:
+        return pool
+    return replace(pool, signals=signals & {"sampled"}, supports=frozenset())
+
+
+def pool_answers(
+    answers: Sequence[TeacherSignal],
+    weights: Sequence[float],
+    kind: Literal["geometric", "arithmetic", "sum"],
+    gate: float | None = None,
+) -> TeacherSignal:
+    """Return the pool of the answers that are not empty; they share the other answers' weight.
+
+    The signal is empty if all answers are.
+    """
+    weighted = [
+        (weight, answer)
+        for weight, answer in zip(weights, answers, strict=True)
+        if not answer.is_empty
+    ]
+    if not weighted:
+        return TeacherSignal()
+    # The weights keep their sum, so that a missing answer does not lower the loss.
+    scale = sum(weights) / sum(weight for weight, _ in weighted)
+    shares = tuple(weight * scale for weight, _ in weighted)
+    members = tuple(answer for _, answer in weighted)
+    return TeacherSignal(pool=PooledSignal(kind, shares, members, gate))
 
 
 def build_members(configs: Mapping[str, Any], context: TeacherContext) -> dict[str, Teacher]:
