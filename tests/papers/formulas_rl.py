@@ -217,21 +217,22 @@ def rlsd(case: Case) -> Tensor:
 
 
 def rlcsd(case: Case) -> Tensor:
-    """2606.11709, released code: A + 0.5 tanh(e / 0.02) at tokens where that is above 0.02, with A's sign, in PPO's clip.
+    """2606.11709, released code: the mean of PPO's loss with A, plus its mean at the tokens with A + 0.5 tanh(e / 0.02).
 
-    e is the log-probability after the right hint minus that after the wrong one.
+    e is the log-probability after the right hint minus that after the wrong hints. Tokens of the second mean change by
+    more than 0.02, and A keeps its sign.
     """
-
-    def loss(token: Token, advantage: float) -> Tensor:
-        change = 0.5 * math.tanh(float(token.lT - token.lR) / 0.02)
-        moved = advantage + (change if abs(change) > 0.02 else 0.0)
-        moved = max(moved, 0.0) if advantage > 0 else min(moved, 0.0) if advantage < 0 else 0.0
-        return clipped(ratio(token), moved)
-
-    return (
-        sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens)
-        / case.count
-    )
+    moved, unmoved = [], []
+    for row, advantage in advantages(case, normalized):
+        for token in row.tokens:
+            change = 0.5 * math.tanh(float(token.lT - token.lR) / 0.02)
+            if abs(change) <= 0.02:
+                unmoved.append(clipped(ratio(token), advantage))
+            else:
+                raised = advantage + change
+                bounded = max(raised, 0.0) if advantage > 0 else min(raised, 0.0)
+                moved.append(clipped(ratio(token), bounded if advantage else 0.0))
+    return sum(sum(losses) / max(len(losses), 1) for losses in (moved, unmoved))
 
 
 def hdpo(case: Case) -> Tensor:

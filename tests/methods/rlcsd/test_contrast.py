@@ -1,4 +1,4 @@
-"""The contrast of two hints moves an advantage, and never turns it around."""
+"""The contrast of hints moves an advantage and never turns it around; moved tokens have a mean of their own."""
 
 import math
 
@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.methods.rlcsd.contrast import contrast
+from practicum.functional.weights import TokenStatistics
+from practicum.methods.rlcsd.contrast import contrast, two_means
 
 NUMBERS = st.floats(-3.0, 3.0)
 
@@ -41,6 +42,49 @@ def test_small_changes_are_left_out(advantage: float, size: float) -> None:
     log_ratio = 0.02 * math.atanh(size / 0.5)
     assert move(advantage, log_ratio) == torch.tensor(advantage).item()
     assert move(2.0, 1.0) == pytest.approx(2.5) and move(-2.0, 1.0) == pytest.approx(-1.5)
+
+
+TOKENS = st.lists(
+    st.tuples(st.booleans(), st.sampled_from([-0.1, -1e-4, 0.0, 5e-4, 0.02]), NUMBERS), max_size=9
+)
+
+
+@given(tokens=TOKENS, eta=st.floats(0.0, 3.0))
+def test_the_weighted_mean_is_a_mean_of_the_unmoved_tokens_and_a_mean_of_the_moved_tokens(
+    tokens: list[tuple[bool, float, float]], eta: float
+) -> None:
+    mask, gaps, losses = (
+        (list(column) for column in zip(*tokens, strict=True)) if tokens else ([],) * 3
+    )
+    student = torch.full((len(tokens),), -1.0)
+    statistics = TokenStatistics(
+        loss_mask=torch.tensor(mask, dtype=torch.bool),
+        logprobs=student,
+        teacher_logprobs=student + torch.tensor(gaps),
+    )
+    weights = two_means.function(statistics, eta=eta).tolist()
+    scored = [
+        (abs(move(1.0, gap) - 1.0) > 0, loss)
+        for is_scored, gap, loss in zip(mask, gaps, losses, strict=True)
+        if is_scored
+    ]
+    means = {
+        is_moved: sum(loss for has_moved, loss in scored if has_moved == is_moved)
+        / max(sum(has_moved == is_moved for has_moved, _ in scored), 1)
+        for is_moved in (True, False)
+    }
+    weighted = sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+    expected = len(scored) * (means[False] + eta * means[True])
+    assert weighted == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert all(
+        weight == 0.0 for weight, is_scored in zip(weights, mask, strict=True) if not is_scored
+    )
+
+
+def test_a_negative_share_of_the_moved_tokens_is_refused() -> None:
+    empty = TokenStatistics(loss_mask=torch.zeros(0))
+    with pytest.raises(ValueError, match="two_means needs eta from 0 on"):
+        two_means.function(empty, eta=-1.0)
 
 
 @pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"width": -1.0}, {"least": -0.1}])
