@@ -407,12 +407,14 @@ class Datum:
     """One rollout with the teacher's and the reference's signals, as a training client receives it.
 
     If several teachers each have a datum for the same rollout, `weight` is this teacher's share.
+    `context` are the prompt's tokens in the teacher's context, if a loss term reads them.
     """
 
     rollout: Rollout
     signal: TeacherSignal
     reference: TeacherSignal = field(default_factory=TeacherSignal)
     weight: float = 1.0
+    context: tuple[int, ...] | None = None
 
     @property
     def shared_starts(self) -> Bool[Tensor, " T"] | None:

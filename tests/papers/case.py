@@ -42,6 +42,7 @@ class Token:
 
     `uniforms` are the random numbers with which `mc` signals draw more tokens in its place, and `level` is the
     difference of the teacher's raw logits and its log-probabilities. `advantage` is a critic's advantage of the token.
+    `C` is the learner's distribution after the teacher's prompt, with a gradient too.
     For a teacher with another tokenizer, `own` are its tokens that the student lacks, and T the common tokens.
     `logits` are the student's before a softmax.
     """
@@ -49,6 +50,7 @@ class Token:
     S: Tensor
     T: Tensor
     R: Tensor
+    C: Tensor
     id: int
     position: int
     sampler: float
@@ -276,7 +278,10 @@ TEXTS = ["x", "x", "y", "x", "y", "z", "x", "z", "z", "z", "x", "y", "z", "y", "
 def library_and_formula(
     recipe: Recipe, formula: Callable[[Case], Tensor], step: int, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients in the student's logits [T, V] of the recipe's objective and of a formula, at a step of its run."""
+    """Return the gradients in the student's logits [T, V] of the recipe's objective and of a formula, at a step of its run.
+
+    If the student also reads the teacher's prompt, the gradients in the logits after it follow: [2 T, V].
+    """
     generator = torch.Generator().manual_seed(seed)
     count = sum(length for *_, length in ROWS)
 
@@ -334,12 +339,22 @@ def library_and_formula(
         )
     if objective.losses[0].signal.name == "chunks":
         distribution = cut_chunks(distribution, teacher, ids, starts)
-    ours, uniforms = _library(
-        objective, judges, student, distribution, reference, ids, sampler, starts, is_translated
-    )
+    context = logits()
+    gradients, draws = {}, []
+    for name, part in objective.split_passes().items():
+        read = context if name == "context" else student
+        gradients[name], uniforms = _library(
+            part, judges, read, distribution, reference, ids, sampler, starts, is_translated
+        )
+        draws.append(uniforms)
+    # The loss of an environment's tokens takes a separate pass, here over the same tokens.
+    ours = sum(gradients[name] for name in ("own", "observed") if name in gradients)
+    if "context" in gradients:
+        ours = torch.cat([ours, gradients["context"]])
     steps = (step, recipe.train.steps)
+    both = student, context
     theirs = _formula(
-        formula, student, teacher, reference, ids, sampler, uniforms, starts, steps, level, own
+        formula, both, teacher, reference, ids, sampler, draws[0], starts, steps, level, own
     )
     return ours, theirs
 
@@ -355,15 +370,7 @@ def _library(
     starts: list[int],
     is_translated: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient, and the random numbers [T, K] of drawn tokens.
-
-    The loss of an environment's tokens takes a separate pass, here over the same tokens.
-    """
-    own, observed = objective.split_observed()
-    if own is not None and observed is not None:
-        rest = (judges, logits, teacher, reference, ids, sampler, starts, is_translated)
-        (first, uniforms), (second, _) = (_library(part, *rest) for part in (own, observed))
-        return first + second, uniforms
+    """Return the gradient of one pass, and the random numbers [T, K] of drawn tokens."""
     for term in objective.losses:
         if term.signal.name in ("sorted", "projected"):
             teacher = place_spans(teacher, starts, term.signal)
@@ -384,7 +391,7 @@ def _library(
             reward=reward,
             source=source,
             authors=torch.full((length,), AUTHORS.index("environment"), dtype=torch.uint8)
-            if own is None
+            if objective.losses[0].observes
             else None,
             judgements={
                 name: Judgement(
@@ -434,7 +441,7 @@ def _library(
 
 def _formula(
     formula: Callable[[Case], Tensor],
-    logits: Tensor,
+    logits: tuple[Tensor, Tensor],
     teacher: Tensor,
     reference: Tensor,
     ids: Tensor,
@@ -445,8 +452,8 @@ def _formula(
     level: Tensor,
     own: Tensor,
 ) -> Tensor:
-    leaf = logits.clone().requires_grad_()
-    student = torch.log_softmax(leaf, -1)
+    leaf, context = (part.clone().requires_grad_() for part in logits)
+    student, in_context = torch.log_softmax(leaf, -1), torch.log_softmax(context, -1)
     sequences = []
     for row, (group, source, reward, _) in enumerate(ROWS):
         tokens = [
@@ -454,6 +461,7 @@ def _formula(
                 student[place],
                 teacher[place],
                 reference[place],
+                in_context[place],
                 int(ids[place]),
                 place - starts[row],
                 float(sampler[place]),
@@ -466,7 +474,9 @@ def _formula(
             for place in range(starts[row], starts[row + 1])
         ]
         sequences.append(Sequence(tokens, reward, group, source, TEXTS[row], SCORES[row]))
-    return torch.autograd.grad(formula(Case(sequences, *steps)), leaf)[0]
+    loss = formula(Case(sequences, *steps))
+    gradients = torch.autograd.grad(loss, [leaf, context], allow_unused=True)
+    return torch.cat([gradient for gradient in gradients if gradient is not None])
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:

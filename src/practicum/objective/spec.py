@@ -83,6 +83,11 @@ class Term(BaseModel):
         description="only tokens of this writer: see [rollouts](rollouts.md); `all` excludes "
         "tokens of an environment",
     )
+    context: Literal["student", "teacher"] = Field(
+        default="student",
+        description="the prompt that the student reads: its own, or the teacher's with its "
+        "privileged text",
+    )
     coefficient: float = 1.0
 
     @model_validator(mode="after")
@@ -204,6 +209,11 @@ class Term(BaseModel):
                 "source 'environment' trains on tokens that no policy sampled, which have no advantage; "
                 "set signal: text, divergence: ce, or another term with estimator: pathwise"
             )
+        if self.context == "teacher":
+            return (
+                "source 'environment' has a separate pass after the student's own prompt; leave "
+                "context out"
+            )
         if self.samples.name != "uniform":
             return (
                 f"samples {self.samples.name!r} compares the completions of a writer, and source is "
@@ -215,6 +225,11 @@ class Term(BaseModel):
     def observes(self) -> bool:
         """Return True if the term learns what an environment wrote."""
         return self.source == "environment"
+
+    @property
+    def read_pass(self) -> str:
+        """Return the name of the pass over the rollouts that the term needs."""
+        return "observed" if self.observes else "context" if self.context == "teacher" else "own"
 
     @property
     def parameter(self) -> float | None:
@@ -396,14 +411,17 @@ class Objective(FrozenConfig):
                 )
         return self
 
-    def split_observed(self) -> "tuple[Objective | None, Objective | None]":
-        """Return the terms about tokens of writers, and the terms about tokens of an environment."""
-        of_writers = tuple(term for term in self.losses if not term.observes)
-        observed = tuple(term for term in self.losses if term.observes)
-        return tuple(  # type: ignore[return-value]
-            self.model_copy(update={"losses": losses}) if losses else None
-            for losses in (of_writers, observed)
-        )
+    def split_passes(self) -> "dict[str, Objective]":
+        """Return the terms of each pass over the rollouts: `own`, `context`, then `observed`."""
+        by_pass = {
+            name: tuple(term for term in self.losses if term.read_pass == name)
+            for name in ("own", "context", "observed")
+        }
+        return {
+            name: self.model_copy(update={"losses": terms})
+            for name, terms in by_pass.items()
+            if terms
+        }
 
     @property
     def signal(self) -> Full | Sampled | TopK | None:

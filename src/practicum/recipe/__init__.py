@@ -20,7 +20,12 @@ from practicum.recipe.layers import read_recipe
 from practicum.recipe.loader import load_recipe, parse_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override, override_all
-from practicum.recipe.possible import explain_clip, explain_staleness, find_capability_problems
+from practicum.recipe.possible import (
+    explain_clip,
+    explain_staleness,
+    find_capability_problems,
+    find_context_problems,
+)
 from practicum.recipe.schema import WORDS, Recipe, resolve_recipe
 from practicum.recipe.sections import Prices, TrainConfig
 from practicum.recipe.settings import choose_setting, fill_setting
@@ -45,6 +50,7 @@ __all__ = [
     "explain_staleness",
     "fill_setting",
     "find_capability_problems",
+    "find_context_problems",
     "find_recipe",
     "is_named",
     "list_recipe_names",

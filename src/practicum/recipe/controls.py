@@ -171,8 +171,8 @@ def _read_unlikely(text: str) -> Unlikely:
 
 
 def _is_taught(term: Term) -> bool:
-    """Return True if a term asks a teacher, or learns from an environment's text."""
-    return term.needs_teacher or term.observes
+    """Return True if a term asks a teacher, or needs a pass of its own."""
+    return term.needs_teacher or term.read_pass != "own"
 
 
 def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
@@ -185,7 +185,7 @@ def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
 def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
     """Return the term without the teacher: unchanged if it asks no teacher, only its reward, or
     None."""
-    if _follows_writers(term, writers) or term.observes:
+    if _follows_writers(term, writers) or term.read_pass != "own":
         return None
     if not term.needs_teacher:
         return term

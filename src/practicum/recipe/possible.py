@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from practicum.objective import VERIFIER, Objective, Term
-from practicum.ports import Capabilities, TeacherConfig
+from practicum.ports import Capabilities, TeacherConfig, walk
 from practicum.ports.notes import NoteConfig
 from practicum.ports.scoring import ScorerSettings
 from practicum.recipe.sections import RolloutConfig, TrainConfig
@@ -43,6 +43,23 @@ def find_capability_problems(
         elif problem := term.explain_refusal(capabilities):
             problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
+
+
+def find_context_problems(
+    objective: Objective, teacher: TeacherConfig, capabilities: Capabilities
+) -> list[str]:
+    """Return a problem for each term that reads the teacher's prompt if the student cannot."""
+    is_student = all(part.members() or part.name == "self" for _, part in walk(teacher))
+    if is_student and capabilities.writes:
+        return []
+    return [
+        f"objective.losses[{number}].context: the student only reads the prompt of a teacher with "
+        "its own tokens, and of a context that shows no completion; set teacher: {type: privileged, "
+        "teacher: {type: self, weights: live}, reference: ...} without siblings, attempts and notes, "
+        "or context: student"
+        for number, term in enumerate(objective.losses)
+        if term.context == "teacher"
+    ]
 
 
 def find_anchor_problems(objective: Objective, source: SourceConfig) -> list[str]:

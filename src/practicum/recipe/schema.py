@@ -23,6 +23,7 @@ from practicum.recipe.possible import (
     STALENESS,
     find_anchor_problems,
     find_capability_problems,
+    find_context_problems,
     find_curriculum_problems,
     find_engine_problems,
     find_note_problems,
@@ -170,6 +171,7 @@ class Recipe(FrozenConfig):
             None if self.reference is None else self.reference.capabilities(),
         )
         problems += find_anchor_problems(self.objective, self.rollout.source)
+        problems += find_context_problems(self.objective, self.teacher, self.teacher.capabilities())
         moving = {
             path for path, schedule in self.schedules.items() if isinstance(schedule, Following)
         }

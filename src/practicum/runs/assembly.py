@@ -40,7 +40,13 @@ from practicum.ports.paper import PaperBackend
 from practicum.ports.scoring import (
     Scorer,
 )
-from practicum.recipe import Recipe, explain_clip, explain_staleness, find_capability_problems
+from practicum.recipe import (
+    Recipe,
+    explain_clip,
+    explain_staleness,
+    find_capability_problems,
+    find_context_problems,
+)
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (
     check_answers,
@@ -168,6 +174,7 @@ def assemble_on_paper(
 def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | None) -> None:
     """Raise CapabilityError if a teacher cannot give what its settings promised."""
     problems = find_capability_problems(recipe.objective, teacher.capabilities, recipe.teacher.type)
+    problems += find_context_problems(recipe.objective, recipe.teacher, teacher.capabilities)
     if reference is not None and recipe.reference is not None:
         problems += find_capability_problems(
             recipe.objective, reference.capabilities, recipe.reference.type, against="reference"

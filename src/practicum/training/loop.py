@@ -42,7 +42,7 @@ from practicum.text import Renderer
 from practicum.training.candidates import attach_candidates
 from practicum.training.curriculum import Curriculum
 from practicum.training.judging import add_judgements, fit_scorers
-from practicum.training.observing import accumulate_gradient
+from practicum.training.observing import accumulate_gradient, add_contexts
 from practicum.types import (
     FAILURES,
     Datum,
@@ -201,6 +201,7 @@ def score_rollouts(
         if role not in signals:
             signals[role] = score_with(teacher, rollouts, signal)
     datums = assemble(rollouts, signals["teacher"], signals["reference"])
+    datums = add_contexts(datums, objective, parts.teacher)
     inject_fault("score")
     return datums
 
