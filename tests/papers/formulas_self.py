@@ -97,12 +97,19 @@ def gates(case: Case) -> Tensor:
 
 
 def pi_distill(case: Case) -> Tensor:
-    """2602.04942, alpha 0: - E_T[S / sg[T] A] + beta KL(sg[T] || S); the sampler is the teacher."""
+    """2602.04942: (1 - alpha) (- E_T[S / sg[T] A] + beta KL(sg[T] || S)) + alpha (- E_T[A] + beta KL(T || sg[S])).
+
+    The sampler is the teacher: the same model after its own prompt, whose gradient the second half has.
+    """
+    alpha, beta = 0.1, 0.25
     total = torch.zeros(())
     for row in case.sequences:
         advantage = group_advantage(case, row)
         for token in row.tokens:
-            total = total - ratio(token) * advantage + 0.25 * kl(token.T, token.S)
+            student = beta * kl(token.T, token.S) - ratio(token) * advantage
+            acted = torch.exp(token.C[token.id] - token.sampler)
+            teacher = beta * kl(token.C, token.R) - acted * advantage
+            total = total + (1 - alpha) * student + alpha * teacher
     return total / case.count
 
 
