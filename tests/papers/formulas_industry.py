@@ -99,5 +99,5 @@ def slime(case: Case) -> Tensor:
 
 
 def lightning_opd(case: Case) -> Tensor:
-    """2604.13010: - sg[stored log T - log S] log S on stored answers."""
-    return case.token_mean(lambda token: -sg(token.lT - token.lS) * token.lS)
+    """2604.13010, slime: - sg[stored log T - log S] log S on stored answers, each answer's mean."""
+    return case.sequence_mean(lambda token: -sg(token.lT - token.lS) * token.lS)
