@@ -120,6 +120,7 @@ class TeacherSection(TypedDict, total=False):
     place: Literal["question", "answer"]
     question: str | Sequence[str] | None
     missing: Literal["error", "silent"]
+    siblings: int
     key: str
     default: str | None
     tape: str | None
@@ -144,6 +145,7 @@ class TaskSection(TypedDict, total=False):
             "openenv",
             "played",
             "programs",
+            "python_expressions",
             "reasoning_gym",
             "reverse",
             "served",
@@ -268,6 +270,7 @@ class ObjectiveSection(TypedDict, total=False):
     samples: str | Mapping[str, Any]
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"]
     source: Literal["all", "student", "dataset", "teacher", "reference", "environment"]
+    context: Literal["student", "teacher"]
     coefficient: float | str
 
 
