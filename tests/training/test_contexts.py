@@ -137,6 +137,29 @@ def test_a_rollout_without_a_context_has_no_loss_there(models, tmp_path):
     assert only.supervised == [0] * len(datums)
 
 
+def test_an_answer_without_a_loss_counts_in_the_mean_reward_of_both_contexts(world):
+    _, datums = world
+    rewarded = [
+        replace(datum, rollout=replace(datum.rollout, reward=number % 2))
+        for number, datum in enumerate(datums)
+    ]
+    empty = torch.zeros(5, dtype=torch.bool)
+    only_first = [
+        datum
+        if datum.rollout.sample == 0
+        else replace(
+            datum, rollout=replace(datum.rollout, loss_mask=empty[: len(datum.rollout.tokens)])
+        )
+        for datum in rewarded
+    ]
+    term = {"signal": "score(group_normalized)", "context": "teacher"}
+    _, expected = gradient(world, only_first, term)
+    _, grads = gradient(world, only_first, {"signal": "entropy", "coefficient": 0.0}, term)
+    assert any(grad.abs().max() > 1e-4 for grad in expected.values())
+    for name, grad in expected.items():
+        torch.testing.assert_close(grads[name], grad, atol=1e-7, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("teacher", "error"),
     [

@@ -27,10 +27,10 @@ def accumulate_gradient(
     metrics = dict(result.metrics)
     for name, part in later:
         changed = [_CHANGES[name](datum) for datum in datums]
-        read = [datum for datum in changed if datum.rollout.loss_mask.any()]
-        metrics[f"{name}_tokens"] = float(sum(int(d.rollout.loss_mask.sum()) for d in read))
-        if read:
-            more = student.forward_backward(read, part, seed_of(seed, name))
+        metrics[f"{name}_tokens"] = float(sum(int(d.rollout.loss_mask.sum()) for d in changed))
+        if metrics[f"{name}_tokens"]:
+            # Answers without a loss still count in the mean reward of their group.
+            more = student.forward_backward(changed, part, seed_of(seed, name))
             metrics |= {
                 f"{name}_{metric}": value
                 for metric, value in more.metrics.items()
