@@ -1,7 +1,7 @@
 """Laws of token weights, for every entry of the table."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -46,6 +46,16 @@ def statistics(seed=0, length=12, boolean=True, **fields):
 @given(st.integers(0, 10**6), st.integers(0, 20))
 def test_laws(weight, law, seed, length):
     law(weight, weight.defaults, seed, length)
+
+
+@EVERY
+@given(st.integers(0, 10**6), st.integers(1, 20))
+def test_completions_without_a_loss_before_the_others_change_nothing(weight, seed, length):
+    first = statistics(seed, length)
+    later = replace(first, rows=first.rows + 100)
+    assert weight.function(later, **weight.defaults).equal(
+        weight.function(first, **weight.defaults)
+    )
 
 
 CALLS = [

@@ -301,6 +301,8 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
 def scored_mean(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """Divide by the completion's share of tokens with a signal, so that a mean is over these tokens."""
     mask, rows = _mask(statistics), _statistic("scored_mean", statistics, "rows")
+    # Number only rows with tokens: rows without a loss may have higher numbers than there are tokens.
+    _, rows = rows.unique(return_inverse=True)
     counts = mask.new_zeros(2, len(rows) + 1)
     counts.index_add_(1, rows, torch.stack([torch.ones_like(mask), mask]))
     return mask * (counts[0] / counts[1].clamp(min=1.0))[rows]
