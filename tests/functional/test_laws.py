@@ -153,6 +153,12 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "weight_has_an_identity",
         "at {'size': 1.0} the supervised tokens weigh",
     ),
+    "called a weight that drops nothing": (
+        "weight",
+        masked(lambda x: (x.positions > 0).float(), needs=("positions",), drops=False),
+        "weight_drops_tokens",
+        "although drops is False",
+    ),
     "a need that is not stated": (
         "weight",
         masked(lambda x: (x.positions > 0).float()),

@@ -178,6 +178,20 @@ def test_a_teacher_that_says_the_same_of_every_token_is_counted():
         assert "constant_teacher" not in readings(answers[:1], [lost], facts)
 
 
+@pytest.mark.parametrize(
+    ("name", "may_drop"),
+    [
+        ("papers/tip", True),
+        ("papers/gold", False),
+        ("papers/iw-opd", False),
+        ("papers/rlcsd", False),
+    ],
+)
+def test_only_weights_that_may_drop_tokens_are_watched(name, may_drop):
+    facts = RecipeFacts.of(resolve_recipe(load_recipe(name)))
+    assert facts.has_token_weights is may_drop
+
+
 def test_tokens_without_weight_are_counted_where_weights_select():
     weighed = output(4, weight=[0.0, 0.0, 0.0, 0.5])
     assert (

@@ -54,6 +54,7 @@ class Weight:
     - pointwise: a token's weight depends on that token only, so that it is known without the rest
       of the batch
     - identity: the parameter values at which all tokens have the same weight, if there are any
+    - drops: it may give the weight 0 to a token in the mask
     """
 
     name: str
@@ -63,6 +64,7 @@ class Weight:
     needs: tuple[str, ...] = ()
     pointwise: bool = False
     identity: Mapping[str, Number] | None = None
+    drops: bool = True
 
     @property
     def defaults(self) -> Mapping[str, Number]:
@@ -81,7 +83,7 @@ _BOTH_LOGPROBS = ("logprobs", "teacher_logprobs")
 _ALL_TOKENS = {"fraction": 1.0}
 
 
-@WEIGHTS.enter("every supervised token counts 1", pointwise=True, identity={})
+@WEIGHTS.enter("every supervised token counts 1", pointwise=True, identity={}, drops=False)
 def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """Return 1 for every supervised token."""
     return _mask(statistics)
@@ -148,6 +150,7 @@ def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T
     needs=("turns",),
     pointwise=True,
     identity={"decay": 1.0},
+    drops=False,
 )
 def turn(statistics: TokenStatistics, decay: float = 0.9) -> Float[Tensor, " T"]:
     """Return `decay` to the power of the turn's number, so that the first turn counts 1."""
@@ -175,7 +178,9 @@ def threshold(
     return _mask(statistics) * ((value > above) & (value <= below))
 
 
-@WEIGHTS.enter("min(T / S, maximum) of the token", needs=_BOTH_LOGPROBS, pointwise=True)
+@WEIGHTS.enter(
+    "min(T / S, maximum) of the token", needs=_BOTH_LOGPROBS, pointwise=True, drops=False
+)
 def trust(statistics: TokenStatistics, maximum: float = 1.0) -> Float[Tensor, " T"]:
     """Return min(T / S, maximum) of the sampled token: 1 if the teacher finds it at least as likely
     (TrOPD).
@@ -256,7 +261,12 @@ def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 
 @WEIGHTS.enter(
-    "exp(-beta H)", "2604.02288", ("{model}_entropy",), pointwise=True, identity={"beta": 0.0}
+    "exp(-beta H)",
+    "2604.02288",
+    ("{model}_entropy",),
+    pointwise=True,
+    identity={"beta": 0.0},
+    drops=False,
 )
 def certain(
     statistics: TokenStatistics, beta: float = 1.0, model: str = "teacher"
@@ -276,6 +286,7 @@ def certain(
     "2606.22600",
     ("rows", *_BOTH_LOGPROBS),
     identity={"gamma": 0.0},
+    drops=False,
 )
 def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor, " T"]:
     """Return 1 + gamma (1 - c), c the share of the completion's |log T - log S| up to the token
@@ -297,7 +308,7 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
     return mask * (1.0 + gamma * (1.0 - share.clamp(0.0, 1.0)))
 
 
-@WEIGHTS.enter("a mean over tokens with a signal", needs=("rows",))
+@WEIGHTS.enter("a mean over tokens with a signal", needs=("rows",), drops=False)
 def scored_mean(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """Divide by the completion's share of tokens with a signal, so that a mean is over these tokens."""
     mask, rows = _mask(statistics), _statistic("scored_mean", statistics, "rows")

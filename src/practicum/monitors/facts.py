@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from practicum.core.plugins import read_plugin
+from practicum.functional.weights import WEIGHTS
 from practicum.objective import VERIFIER, Objective
 from practicum.ports import walk
 
@@ -43,9 +44,7 @@ class RecipeFacts:
             updates_per_step=recipe["train"]["updates_per_step"],
             refresh_period=next(periods, None),
             needs_teacher=any(term.needs_signal for term in terms),
-            has_token_weights=any(
-                term.weights.name not in ("all", "scored_mean") for term in terms
-            ),
+            has_token_weights=any(WEIGHTS[term.weights.name].drops for term in terms),
             has_rewards=any(term.has_rewarded_advantage for term in terms),
             teaching_scorers=tuple(
                 dict.fromkeys(term.scorer for term in terms if term.scorer != VERIFIER)

@@ -65,6 +65,14 @@ def weight_has_an_identity(weight: Weight, arguments: Arguments, seed: int, leng
     require(torch.equal(values.float(), statistics.loss_mask.float()), text)
 
 
+def weight_drops_tokens(weight: Weight, arguments: Arguments, seed: int, length: int) -> None:
+    """Only a weight with `drops` gives a token in the mask the weight 0."""
+    statistics = random_statistics(seed, length)
+    values = weight.function(statistics, **arguments)[statistics.loss_mask.bool()]
+    text = f"tokens in the mask weigh {show(values)}, although drops is False"
+    require(weight.drops or values > 0, text)
+
+
 def weight_reads_what_it_needs(
     weight: Weight, arguments: Arguments, seed: int, length: int
 ) -> None:
@@ -240,6 +248,7 @@ def _seeded(seed: int) -> torch.Generator:
 WEIGHT_LAWS = (
     weight_is_a_factor,
     weight_has_an_identity,
+    weight_drops_tokens,
     weight_reads_what_it_needs,
     weight_is_pointwise,
 )

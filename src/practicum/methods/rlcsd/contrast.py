@@ -75,4 +75,5 @@ two_means = Weight(
     "one mean over the tokens that `contrast` moves, and one over the remaining tokens",
     "2606.11709",
     needs=("logprobs", "teacher_logprobs"),
+    drops=False,
 )
