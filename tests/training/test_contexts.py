@@ -189,3 +189,9 @@ def test_a_run_reports_the_losses_of_both_contexts(models, tmp_path):
         assert row["context_tokens"] == row["tokens"]
         # At the same weights, KL(sg T || S) and KL(T || sg S) are one number.
         assert row["context_loss_1"] == pytest.approx(row["loss_1"], rel=1e-4)
+
+
+def test_the_tokens_of_all_updates_of_a_step_are_counted_in_both_contexts(models, tmp_path):
+    folder = toy_run(models, tmp_path, {**ACTING, "train.updates_per_step": 2}).folder
+    for row in rows(folder / "metrics.jsonl"):
+        assert row["context_tokens"] == row["tokens"]

@@ -67,7 +67,7 @@ ROLLOUT_SOURCES = ("student", "teacher", "dataset")
 EVENTS = frozenset({"nonfinite", "skipped", "empty_updates", "halvings"})
 """The metrics of an update that count events: they are summed over updates and epochs."""
 
-SIZES = frozenset({"tokens", "supervised"})
+SIZES = frozenset({"tokens", "supervised", "context_tokens", "observed_tokens"})
 """The metrics of an update that count its tokens: they are summed over an epoch."""
 
 SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
