@@ -192,6 +192,14 @@ def test_only_weights_that_may_drop_tokens_are_watched(name, may_drop):
     assert facts.has_token_weights is may_drop
 
 
+def test_a_teacher_that_only_the_other_context_asks_leaves_no_answer_unanswered():
+    recipe = resolve_recipe(load_recipe("papers/pi-distill"))
+    assert RecipeFacts.of(recipe).needs_teacher
+    terms = [term for number, term in enumerate(recipe["objective"]["losses"]) if number != 1]
+    without = {**recipe, "objective": {**recipe["objective"], "losses": terms}}
+    assert not RecipeFacts.of(without).needs_teacher
+
+
 def test_tokens_without_weight_are_counted_where_weights_select():
     weighed = output(4, weight=[0.0, 0.0, 0.0, 0.5])
     assert (

@@ -32,7 +32,9 @@ class RecipeFacts:
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "RecipeFacts":
         """Read the facts from the data of a resolved recipe."""
-        terms = Objective.model_validate(recipe["objective"]).losses
+        objective = Objective.model_validate(recipe["objective"])
+        terms = objective.losses
+        first = next(iter(objective.split_passes().values())).losses
         teacher = read_plugin("teachers", recipe["teacher"])
         periods = (
             student.period
@@ -43,7 +45,7 @@ class RecipeFacts:
             max_new_tokens=recipe["rollout"]["max_new_tokens"],
             updates_per_step=recipe["train"]["updates_per_step"],
             refresh_period=next(periods, None),
-            needs_teacher=any(term.needs_signal for term in terms),
+            needs_teacher=any(term.needs_signal for term in first),
             has_token_weights=any(WEIGHTS[term.weights.name].drops for term in terms),
             has_rewards=any(term.has_rewarded_advantage for term in terms),
             teaching_scorers=tuple(
