@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -184,6 +185,25 @@ def test_a_first_measurement_stays_also_after_a_resume() -> None:
     again.load_state(courses.save_state())
     again.update({"gap": 0.9})
     assert again.compute_numbers(4) == {"x": 0.2}
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        First(start=0.5, metric="gap"),
+        Adaptive(start=0.0, end=1.0, metric="gap"),
+        Staircase(start=0.0, end=1.0, metric="gap"),
+    ],
+)
+def test_a_step_without_a_metric_that_was_measured_before_moves_nothing(schedule: Any) -> None:
+    courses = ScheduleState({"x": schedule}, 10)
+    with pytest.raises(NumericError, match="x adapts to the metric 'gap'"):
+        courses.update({"loss": 1.0})
+    for _ in range(2):
+        courses.update({"gap": 0.2})
+    before = courses.save_state()
+    courses.update({"loss": 1.0})
+    assert courses.save_state() == before
 
 
 def test_a_metric_that_nobody_measures_is_named() -> None:

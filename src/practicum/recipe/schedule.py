@@ -187,16 +187,18 @@ class ScheduleState:
     def update(self, metrics: Mapping[str, float]) -> None:
         """Move the adaptive schedules by the metrics of a step.
 
-        Raises NumericError if a schedule's metric is missing, unless the step was skipped.
+        Raises NumericError if a schedule's metric was never measured, unless the step was skipped.
         """
         for path, state in self._state.items():
             schedule = self._schedules[path]
             assert isinstance(schedule, Following)
             if schedule.metric not in metrics:
-                # A step without an evaluation has none of these metrics.
+                # A step without an evaluation, or without an answer by one of the writers, has none
+                # of their metrics.
                 is_due = any(name.startswith(HELDOUT) for name in metrics)
                 is_later = schedule.metric.startswith(HELDOUT) and not is_due
-                if is_later or metrics.get("nonfinite") or metrics.get("skipped"):
+                is_known = is_later or "previous" in state
+                if is_known or metrics.get("nonfinite") or metrics.get("skipped"):
                     continue
                 raise NumericError(
                     f"{path} adapts to the metric {schedule.metric!r}, which this run does not "
