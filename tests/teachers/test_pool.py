@@ -6,6 +6,7 @@ import pytest
 import torch
 from recorder import Recorder, prompt, rollout
 
+from practicum.methods.alm.chunks import WithChunks
 from practicum.objective import Full, Sampled, TopK
 from practicum.ports import Capabilities, Teacher, TeacherRequest
 from practicum.teachers.pool import Config, PoolTeacher
@@ -70,6 +71,13 @@ def test_where_all_are_silent_so_is_the_pool() -> None:
     silent = Recorder(silent_about=frozenset("p"))
     one, other = pool({"a": silent, "b": silent}).score(ITEMS, Sampled())
     assert one.is_empty and not other.is_empty
+
+
+@pytest.mark.parametrize("kind", ["geometric", "arithmetic", "sum"])
+def test_only_the_members_of_a_sum_are_asked_for_more_than_distributions(kind: str) -> None:
+    member = Recorder()
+    pool({"a": member}, kind=kind).score(ITEMS, WithChunks())
+    assert isinstance(member.signals[0], WithChunks) is (kind == "sum")
 
 
 def test_whole_distributions_are_asked_for_wherever_sampled_tokens_do_not_suffice() -> None:

@@ -1,5 +1,7 @@
 """The base of signals that read a teacher's hidden states."""
 
+from practicum.errors import TeacherError
+from practicum.objective.distribution import SignalComparison
 from practicum.objective.estimator_call import EstimatorCall
 from practicum.objective.signal_call import Capabilities, SignalCall
 
@@ -27,3 +29,11 @@ class StatesSignal(SignalCall):
             f"signal {self.name!r} differentiates its own divergence; leave out target and "
             "estimator"
         )
+
+    def require_spans(self, comparison: SignalComparison, column: str) -> None:
+        """Raise TeacherError if a teacher with other tokens gives no column about its spans."""
+        if comparison.teacher.outside is not None and column not in comparison.teacher.extras:
+            raise TeacherError(
+                f"signal {self.name!r} reads the spans of one {comparison.against}, which several "
+                "teachers or siblings do not give; set signal: full, or use one teacher"
+            )

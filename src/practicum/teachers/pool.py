@@ -123,7 +123,10 @@ class PoolTeacher(TeacherOfMembers):
         pool are not the best candidates of its members.
         """
         # A gate needs the entropy of each member, and so its whole distribution.
-        member_signal = signal if signal.sampled and self._config.gate is None else Full()
+        is_enough = signal.sampled and self._config.gate is None
+        # In a sum each member has its own loss, also about more than distributions.
+        is_enough |= self._config.kind == "sum" and isinstance(signal, Full)
+        member_signal = signal if is_enough else Full()
         answers = [self._ask(name, rollouts, member_signal) for name in self._members]
         return [
             pool_answers(members, self._weights, self._config.kind, self._config.gate)

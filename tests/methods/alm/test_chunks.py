@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
+from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.head import Head
 from practicum.methods.alm.chunks import CHUNKS, WORD_STARTS, WithChunks
@@ -149,3 +150,12 @@ def test_without_another_tokenizer_each_token_is_a_chunk() -> None:
         probs = [(model[place, token] / 3).exp() for model in (student, teacher)]
         both = [torch.stack([p, 1 - p]).log() for p in probs]
         torch.testing.assert_close(values[place], DIVERGENCES["jsd"].value(*both, 0.3))
+
+
+@pytest.mark.parametrize("signal", ["chunks", "span_token"])
+def test_a_pool_of_teachers_with_other_tokens_is_refused(signal: str) -> None:
+    term = Objective.model_validate({"signal": signal}).losses[0]
+    scores = torch.randn(3, SIZE + 1).log_softmax(-1)
+    pooled = TeacherDistribution(full=scores, outside=torch.tensor([2]))
+    with pytest.raises(TeacherError, match=f"signal '{signal}' reads the spans of one teacher"):
+        compare(term, scores[:, :SIZE].log_softmax(-1), pooled, torch.tensor([0, 1, 3]))

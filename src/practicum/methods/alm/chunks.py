@@ -78,6 +78,7 @@ class Config(StatesSignal):
 
     def compare(self, comparison: SignalComparison) -> Tensor:
         """Return the divergence of each chunk at its first token."""
+        self.require_spans(comparison, CHUNKS)
         return compare_chunks(comparison, self.tau)
 
 

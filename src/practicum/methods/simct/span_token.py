@@ -68,6 +68,7 @@ class Config(StatesSignal):
 
     def compare(self, comparison: SignalComparison) -> Tensor:
         """Return the divergence over the shared tokens and the span at the position."""
+        self.require_spans(comparison, SPANS)
         return compare_with_span_token(comparison)
 
 
