@@ -235,6 +235,23 @@ def rlcsd(case: Case) -> Tensor:
     return sum(sum(losses) / max(len(losses), 1) for losses in (moved, unmoved))
 
 
+def sipo(case: Case) -> Tensor:
+    """After a summary of 2609.36742: PPO's clip of A times T / R for right answers or R / T for wrong ones, within 1 +- 0.2.
+
+    T is the model after a right hint and R the model after a wrong one.
+    """
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        right, wrong = (float(torch.exp(logprob)) for logprob in (token.lT, token.lR))
+        credit = right / wrong if advantage > 0 else wrong / right
+        return clipped(ratio(token), advantage * min(max(credit, 0.8), 1.2))
+
+    return (
+        sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens)
+        / case.count
+    )
+
+
 def hdpo(case: Case) -> Tensor:
     """2603.23871: GRPO among the student's own answers where one is right; else 0.1 JSD on the informed model's right answers."""
     total = torch.zeros(())
