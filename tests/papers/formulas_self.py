@@ -39,6 +39,22 @@ def opsd(case: Case) -> Tensor:
     return case.token_mean(lambda token: kl(token.T, token.S))
 
 
+def og_opsd(case: Case) -> Tensor:
+    """After a summary of 2610.05070: KL(T || S) on right answers, and KL(S || T) on wrong ones until the teacher's entropy sums
+    to 4.
+    """
+    total = torch.zeros(())
+    for row in case.sequences:
+        spent = 0.0
+        for token in row.tokens:
+            if row.reward >= 1:
+                total = total + kl(token.T, token.S)
+            elif spent < 4:
+                total = total + kl(token.S, token.T)
+            spent -= float((token.T.exp() * token.T).sum())
+    return total / case.count
+
+
 def crisp(case: Case) -> Tensor:
     """Equation 1 of 2603.05433, over |y|: KL(S || T)."""
     return case.sequence_mean(lambda token: kl(token.S, token.T))
