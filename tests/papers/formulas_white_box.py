@@ -466,3 +466,17 @@ def ketchup(case: Case) -> Tensor:
             for token, value in zip(row.tokens, returns[id(row)], strict=True):
                 total = total - (value - baseline) * token.lS
     return total / len(case.sequences)
+
+
+def rise(case: Case) -> Tensor:
+    """After a summary of 2609.05295: KL(S || softmax(2 log T - log R)), R an earlier copy of the student.
+
+    The target's log-probabilities are held above -50, as in every reverse KL of the library.
+    """
+
+    def loss(token: Token) -> Tensor:
+        extrapolated = token.T.exp() ** 2 / token.R.exp()
+        target = (extrapolated / extrapolated.sum()).log()
+        return kl(token.S, torch.maximum(target, sg(token.S).clamp(max=-50)))
+
+    return case.token_mean(loss)
