@@ -480,3 +480,14 @@ def rise(case: Case) -> Tensor:
         return kl(token.S, torch.maximum(target, sg(token.S).clamp(max=-50)))
 
     return case.token_mean(loss)
+
+
+def gamma_opd(case: Case) -> Tensor:
+    """After a summary of 2609.16937: minus the token mean of G_t log S, G_t = log T - log S + G_(t+1) / 2."""
+    losses = []
+    for row in case.sequences:
+        to_come = 0.0
+        for token in reversed(row.tokens):
+            to_come = gap(token) + to_come / 2
+            losses.append(policy_gradient(token, to_come))
+    return total(losses) / case.count
