@@ -31,6 +31,7 @@ from toy import (
 )
 
 from practicum.errors import PracticumError, RecipeError
+from practicum.models.config import ScratchConfig
 from practicum.recipe import Recipe, load_recipe
 from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import read_json
@@ -167,6 +168,28 @@ class TestReading:
             assert parse_pipeline(data, "again").build_recipes() == pipeline.build_recipes()
             assert data["stages"][1]["teacher"]["model"] == {"stage": "sft"}
 
+    def test_a_stage_may_start_from_another_model(self) -> None:
+        larger = {"hidden_size": 16, "heads": 2}
+        pipeline = toy(
+            NO_MODELS,
+            {"name": "small"},
+            {"name": "large", "start": {"model": larger}, "teacher": {"model": {"stage": "small"}}},
+            {"name": "later"},
+            {"name": "mixed", "start": {"merge": ["large", "later"]}},
+            {"name": "again", "start": "small"},
+            {"name": "named", "start": {"model": "some/model"}},
+        )
+        models = [recipe.student.model for recipe in pipeline.build_recipes().values()]
+        assert isinstance(models[1], ScratchConfig) and models[1].hidden_size == 16
+        assert models[2] == "stage:large" and models[5] == "some/model"
+        # The size of each stage's models, for the plan and the comparison of tokens.
+        first = [recipe.student.model for recipe in pipeline.build_first_recipes().values()]
+        base = pipeline.recipe.student.model
+        assert first == [base, models[1], models[1], models[1], base, "some/model"]
+        data = json.loads(json.dumps(pipeline.resolve()))
+        assert parse_pipeline(data, "again").resolve() == data
+        assert [stage.origin for stage in pipeline.stages][1] == "a new model"
+
     def test_a_task_of_each_stage_need_not_be_shared(self) -> None:
         data = toy_data(
             NO_MODELS, {"name": "a", "task": TASK}, {"name": "b", "task": {**TASK, "longest": 4}}
@@ -219,6 +242,8 @@ class TestMistakes:
             ({"name": "x", "start": {"merge": ["one"]}}, r"\(x\)\.start\.merge: tuple should have at least 2 items"),
             ({"name": "x", "start": {"merge": ["one", "base"], "by": 1}}, r"\(x\)\.start\.by: no such key"),
             ({"name": "x", "start": {"merge": ["one", "base"], "scale": 1}}, r"\(x\)\.start: method mean has no scale; remove it"),
+            ({"name": "x", "start": {"model": {"stage": "one"}}}, r"\(x\)\.start\.model\S*: no such key"),
+            ({"name": "x", "start": {"model": "m", "base": "one"}}, r"\(x\)\.start\.base: no such key"),
             ({"name": "x", "start": "oen"}, r"\(x\)\.start: no stage named 'oen'; did you mean 'one'"),
             ({"name": "x", "student": {"model": "m"}}, r"\(x\)\.student\.model: `start` selects the student of a stage"),
             ({"name": "x", "teacher": {"model": {"stage": "x"}}}, r"\(x\)\.teacher\.model: 'x' is this stage itself"),

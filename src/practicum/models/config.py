@@ -67,6 +67,14 @@ class MergeConfig(FrozenConfig):
         return self
 
 
+class NewModelConfig(FrozenConfig):
+    """A stage's first student: another model than the pipeline's, such as a larger one."""
+
+    model: str | ScratchConfig = Field(
+        description="folder of a model, hub name, packaged name, or from-scratch settings"
+    )
+
+
 class ModelConfig(FrozenConfig):
     """A model: a folder of a model, an adapter or a run, a name, or from-scratch settings."""
 

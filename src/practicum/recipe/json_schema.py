@@ -12,7 +12,7 @@ from typing import Any
 
 from practicum.core.calls import Call
 from practicum.core.plugins import PLUGIN_KEY, list_plugins, load_plugin
-from practicum.models.config import MergeConfig
+from practicum.models.config import MergeConfig, NewModelConfig
 from practicum.monitors import MONITORS
 from practicum.monitors.settings import ACTIONS
 from practicum.recipe.schedule import SCHEDULED, SCHEDULES
@@ -195,7 +195,8 @@ def _build_setting(properties: Mapping[str, Schema]) -> Schema:
 
 def _build_stages(properties: Mapping[str, Schema]) -> Schema:
     """Return the schema of a pipeline's stages: sections of a recipe, a name and a start."""
-    start = {"anyOf": [{"type": "string"}, MergeConfig.model_json_schema()]}
+    mappings = [config.model_json_schema() for config in (MergeConfig, NewModelConfig)]
+    start = {"anyOf": [{"type": "string"}, *mappings]}
     fields = {**properties, "start": start}
     stage = {"type": "object", "properties": fields, "additionalProperties": False}
     return {"type": "array", "items": stage, "description": "the stages of a pipeline"}

@@ -15,7 +15,7 @@ from typing import Any
 
 from practicum.core.calls import suggest_name
 from practicum.errors import RecipeError
-from practicum.models.config import MergeConfig
+from practicum.models.config import MergeConfig, NewModelConfig
 from practicum.recipe import (
     SECTIONS,
     WORDS,
@@ -65,7 +65,7 @@ STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
 class Stage:
     """One stage: `start` provides its initial student; `data` is its recipe.
 
-    `start` is the name of a stage, or a merge of several. Models in `data` may be `{stage: NAME}`.
+    `start` is the name of a stage, a merge of several, or `{model: ...}`: a new model. Models in `data` may be `{stage: NAME}`.
     """
 
     number: int
@@ -78,6 +78,8 @@ class Stage:
         """Return in words where the initial student is from."""
         if isinstance(self.start, str):
             return self.start
+        if "model" in self.start:
+            return "a new model"
         config = MergeConfig.model_validate(self.start)
         return f"{config.method} of {', '.join(config.merge)}"
 
@@ -112,15 +114,22 @@ class Pipeline:
         return {stage.name: stage.build_recipe(_insert_placeholder) for stage in self.stages}
 
     def build_first_recipes(self) -> dict[str, Recipe]:
-        """Return the same with the student that the pipeline starts from in each stage.
+        """Return the same with the first model of each stage's student.
 
-        All stages train models of its size, with its tokenizer.
+        The stage trains a model of its size, with its tokenizer.
         """
-        student = {"model": self.recipe.student.model}
-        return {
-            name: recipe.model_copy(update={"student": recipe.student.model_copy(update=student)})
-            for name, recipe in self.build_recipes().items()
-        }
+        recipes, models = self.build_recipes(), {BASE: self.recipe.student.model}
+        for stage in self.stages:
+            student = recipes[stage.name].student
+            if isinstance(stage.start, str):
+                models[stage.name] = models[stage.start]
+            else:
+                # The members of a merge have one size.
+                merge = stage.start.get("merge")
+                models[stage.name] = models[merge[0]] if merge else student.model
+            update = {"student": student.model_copy(update={"model": models[stage.name]})}
+            recipes[stage.name] = recipes[stage.name].model_copy(update=update)
+        return recipes
 
     def resolve(self) -> dict[str, Any]:
         """Return the pipeline with all defaults as JSON data, which reads back to the same."""
@@ -286,9 +295,9 @@ def _build_stage(
     return Stage(index + 1, name, start, _replace_models(stage, name_start))
 
 
-def _build_start(start: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _build_start(start: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """Return the model that a stage starts from."""
-    return {"stage": start} if isinstance(start, str) else start
+    return {"stage": start} if isinstance(start, str) else start.get("model", start)
 
 
 def _is_replaced(section: str, inherited: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
@@ -321,7 +330,7 @@ def _list_stage_problems(
     if isinstance(student, Mapping) and student.get("model") != _build_start(stage.start):
         yield (
             "student.model: `start` selects the student of a stage; set the first model in the "
-            "shared sections next to `stages`"
+            "shared sections next to `stages`, or another model with start: {model: ...}"
         )
     yield from _list_start_problems(stage, names)
     for role in MODELS[1:]:
@@ -335,14 +344,21 @@ class _MergedStart(FrozenConfig):
     start: MergeConfig
 
 
+class _NewStart(FrozenConfig):
+    start: NewModelConfig
+
+
 def _list_start_problems(stage: Stage, names: Sequence[str]) -> Iterator[str]:
     if isinstance(stage.start, str):
         yield from _check_reference("start", stage.start, stage, names)
         return
+    kind = _NewStart if "model" in stage.start else _MergedStart
     try:
-        config = validate_fields(_MergedStart, {"start": stage.start}, "").start
+        config = validate_fields(kind, {"start": stage.start}, "").start
     except RecipeError as error:
         yield from (problem.removeprefix(": ") for problem in error.problems)
+        return
+    if isinstance(config, NewModelConfig):
         return
     for name in config.merge:
         yield from _check_reference("start.merge", name, stage, names)
