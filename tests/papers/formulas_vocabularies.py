@@ -172,3 +172,21 @@ def dskd_v2(case: Case) -> Tensor:
                 if int(through.argmax()) == best:
                     total = total + kl(through, token.S)
     return total / case.count
+
+
+def simple_opd(case: Case) -> Tensor:
+    """After a summary of 2608.14277: -A log S(c) of each chunk c, and 0.1 KL(S || the initial student).
+
+    A is log T(c) - log S(c) within 2 of 0. It is also the next token's, which ends the chunk.
+    """
+    total = torch.zeros(())
+    for row in case.sequences:
+        before = 0.0
+        for span in row.spans():
+            advantage = float(sum(token.lT - sg(token.lS) for token in span))
+            advantage = min(max(advantage, -2.0), 2.0)
+            total = total - before * span[0].lS
+            total = total - advantage * sum((token.lS for token in span), torch.zeros(()))
+            before = advantage
+        total = total + 0.1 * sum(kl(token.S, token.R) for token in row.tokens)
+    return total / case.count
