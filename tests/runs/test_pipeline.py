@@ -190,6 +190,16 @@ class TestReading:
         assert parse_pipeline(data, "again").resolve() == data
         assert [stage.origin for stage in pipeline.stages][1] == "a new model"
 
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_a_resolved_stage_keeps_the_folder_of_its_own_task(self, place: int) -> None:
+        stages: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
+        stages[place] |= {"task": {**TASK, "longest": 4}, "base_dir": "other"}
+        pipeline = toy(NO_MODELS, *stages, base_dir="shared")
+        data = json.loads(json.dumps(pipeline.resolve()))
+        again = parse_pipeline(data, "again")
+        assert again.resolve() == data and again.build_recipes() == pipeline.build_recipes()
+        assert again.recipe.base_dir == pipeline.recipe.base_dir == "shared"
+
     def test_a_task_of_each_stage_need_not_be_shared(self) -> None:
         data = toy_data(
             NO_MODELS, {"name": "a", "task": TASK}, {"name": "b", "task": {**TASK, "longest": 4}}
@@ -254,6 +264,10 @@ class TestMistakes:
             (
                 {"name": "x", "rollout": {"source": {"type": "cache", "run": {"model": {"stage": "y"}}}}},
                 r"\(x\)\.rollout\.source\.run\.model: no stage named 'y'",
+            ),
+            (
+                {"name": "x", "rollout": {"source": {"type": "cache", "run": {"model": {"stage": "base"}}}}},
+                r"\(x\)\.rollout\.source\.run\.model: 'base' has no run; name an earlier stage: one",
             ),
             ({"name": "x", "teacher": {"model": {"stage": "one", "seed": 1}}}, r"written \{stage: NAME\} and nothing more"),
             ({"name": "x", "slot": 3}, r"stages\[1\] \(x\)\.slot: "),

@@ -96,7 +96,7 @@ class Stage:
     def resolve(self) -> dict[str, Any]:
         """Return the stage with all defaults, as JSON data for a pipeline."""
         recipe = resolve_recipe(self.build_recipe(_insert_placeholder))
-        del recipe["base_dir"], recipe["student"]["model"]
+        del recipe["student"]["model"]
         models = {key: _restore_references(recipe[key]) for key in MODELS if key in recipe}
         return {"name": self.name, "start": self.start, **drop_keys(recipe, "name"), **models}
 
@@ -138,7 +138,12 @@ class Pipeline:
             shared.add("task")
         recipe = resolve_recipe(self.recipe)
         sections = {key: section for key, section in recipe.items() if key in shared}
-        return {**sections, "stages": [stage.resolve() for stage in self.stages]}
+        stages = [stage.resolve() for stage in self.stages]
+        for stage in stages:
+            # The folder of a stage's own task, if it has one; other stages inherit the folder.
+            if stage["base_dir"] == sections["base_dir"]:
+                del stage["base_dir"]
+        return {**sections, "stages": stages}
 
 
 def load_pipeline_or_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
@@ -180,7 +185,7 @@ def parse_pipeline(
     # The pipeline's own recipe is checked as the first stage with the shared student and task, so
     # mistakes in sections that no stage inherits are also found.
     first = drop_keys(stages[0].data, *PIPELINE_KEYS, "student")
-    keys = ("student", "task", *PIPELINE_KEYS)
+    keys = ("student", "task", "base_dir", *PIPELINE_KEYS)
     recipe = {**first, **{key: common[key] for key in keys if key in common}}
     problems = [
         line for line in _list_problems(recipe) if _get_section(line) in (*PIPELINE_KEYS, "student")
@@ -337,6 +342,10 @@ def _list_stage_problems(
         for field, model in _find_references(role, stage.data.get(role)):
             if set(model) != {"stage"}:
                 yield f"{field}: the model of a stage is written {{stage: NAME}} and nothing more"
+            # These keys read what a run wrote, and the pipeline's first student has no run.
+            if model["stage"] == BASE and field.endswith((".run.model", ".begin.model")):
+                earlier = ", ".join(names[: stage.number - 1])
+                yield f"{field}: 'base' has no run; name an earlier stage: {earlier or 'none'}"
             yield from _check_reference(field, str(model["stage"]), stage, names)
 
 
