@@ -66,6 +66,9 @@ def _serve_programs(seed: str, walls: str | None = None) -> None:
         code = arguments.get("code")
         if not isinstance(code, str) or len(arguments) > 1:
             return {"invalid": "give the program as the only argument, code, as text"}
+        if walls is not None:
+            # Python gives each copy of a process other random numbers.
+            random.seed(seed)
         result = run_program(code, variables)
         return {"result": result if walls is None else result[:LONGEST_COPY_RESULT]}
 

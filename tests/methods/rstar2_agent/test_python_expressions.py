@@ -69,3 +69,10 @@ def test_a_program_runs_once(task: PythonExpressions, monkeypatch: pytest.Monkey
     monkeypatch.setattr(python_expressions, "call_process", count)
     assert {task.toolbox.call("python", {"code": "1+1 "}) for _ in range(4)} == {"2"}
     assert runs == ["1+1 "]
+
+
+def test_random_numbers_of_a_program_are_those_of_every_run(task: PythonExpressions) -> None:
+    again = build(Config(train_size=4, heldout_size=1), TaskContext(0, Path()))
+    assert isinstance(again, PythonExpressions)
+    code = {"code": "import random; random.random()"}
+    assert task.toolbox.call("python", code) == again.toolbox.call("python", code)
