@@ -207,6 +207,11 @@ def test_an_answer_to_the_original_question_is_learned_before_one_to_other_words
         assert [bool(r.loss_mask.any()) for r in marked].index(True) == expected
 
 
+def test_one_completion_has_to_end_at_the_same_answer() -> None:
+    rollouts, _ = search("mutual(votes=3, masks=1)", partner=Partner("c"))
+    assert {rollout.notes["agreement"] for rollout in rollouts} == {"no"}
+
+
 def test_without_agreement_the_most_confident_answer_is_returned() -> None:
     rollouts, _ = search(partner=Partner("c"), n=20)
     for start in (0, 20):

@@ -374,7 +374,7 @@ class MutualSearch:
             counts[place, rollout.text] += sames[place](rollout.text, text)
         agreed: list[dict[str, bool]] = [{} for _ in groups]
         for place, rollout in candidates:
-            enough = counts[place, rollout.text] >= self.source.masks // 2
+            enough = 2 * counts[place, rollout.text] >= self.source.masks
             agreed[place][rollout.text] = enough
         return agreed
 
