@@ -253,6 +253,7 @@ class TestMistakes:
             ({"name": "x", "start": {"merge": ["one", "base"], "by": 1}}, r"\(x\)\.start\.by: no such key"),
             ({"name": "x", "start": {"merge": ["one", "base"], "scale": 1}}, r"\(x\)\.start: method mean has no scale; remove it"),
             ({"name": "x", "start": {"model": {"stage": "one"}}}, r"\(x\)\.start\.model\S*: no such key"),
+            ({"name": "x", "start": {"model": {"hiden": 1}}}, r"\(x\)\.start\.model\S*: no such key; did you mean"),
             ({"name": "x", "start": {"model": "m", "base": "one"}}, r"\(x\)\.start\.base: no such key"),
             ({"name": "x", "start": "oen"}, r"\(x\)\.start: no stage named 'oen'; did you mean 'one'"),
             ({"name": "x", "student": {"model": "m"}}, r"\(x\)\.student\.model: `start` selects the student of a stage"),

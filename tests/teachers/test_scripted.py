@@ -130,16 +130,16 @@ def test_an_empty_tape_is_refused(models: Path, tmp_path: Path) -> None:
         replay(models, tmp_path, tmp_path / "tape.jsonl")
 
 
-def test_prompts_outside_the_tape_have_no_scores_unless_some_are_on_it() -> None:
-    teacher = ScriptedTeacher({("p", (7, 8)): [-1.0, -2.0]}, Path("tape.jsonl"))
-    known, heldout = (
-        replace(some_rollout(Prompt(name, ())), tokens=torch.tensor([7, 8])) for name in "pq"
+def test_only_heldout_prompts_may_have_no_scores() -> None:
+    teacher = ScriptedTeacher({("p", (7, 8)): [-1.0, -2.0]}, Path("tape.jsonl"), frozenset({"q"}))
+    recorded, heldout, foreign = (
+        replace(some_rollout(Prompt(name, ())), tokens=torch.tensor([7, 8])) for name in "pqr"
     )
-    signal = teacher.score([known], Sampled())[0]
-    assert signal.logprobs is not None and signal.logprobs.tolist() == [-1.0, -2.0]
-    assert teacher.score([heldout], Sampled())[0].logprobs is None
-    with pytest.raises(TeacherError, match="no scores for this completion of prompt 'q'"):
-        teacher.score([known, heldout], Sampled())
+    first, second = teacher.score([recorded, heldout], Sampled())
+    assert first.logprobs is not None and first.logprobs.tolist() == [-1.0, -2.0]
+    assert second.is_empty
+    with pytest.raises(TeacherError, match="no scores for this completion of prompt 'r'"):
+        teacher.score([recorded, foreign], Sampled())
 
 
 @pytest.mark.parametrize("given", [{}, {"tape": "t", "run": {"model": "m"}}])

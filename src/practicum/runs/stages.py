@@ -198,6 +198,8 @@ def parse_pipeline(
         where = f"stages[{stage.number - 1}] ({stage.name})."
         problems += [where + line for line in _list_stage_problems(stage, entry, names)]
         for line in _list_problems({**stage.data, "name": "stage"}):
+            if line.startswith("student.model") and not isinstance(stage.start, str):
+                continue  # it is a line of `start` too
             # A mistake in a shared section would be reported once per stage; without the name of the
             # stage these lines are the same, and only one of them is kept.
             is_shared = _is_shared(_get_section(line), stage, shared)
@@ -365,7 +367,9 @@ def _list_start_problems(stage: Stage, names: Sequence[str]) -> Iterator[str]:
     try:
         config = validate_fields(kind, {"start": stage.start}, "").start
     except RecipeError as error:
-        yield from (problem.removeprefix(": ") for problem in error.problems)
+        # A text and a mapping can both be a model; the last line is about the mapping.
+        problems = error.problems[-1:] if kind is _NewStart else error.problems
+        yield from (problem.removeprefix(": ") for problem in problems)
         return
     if isinstance(config, NewModelConfig):
         return

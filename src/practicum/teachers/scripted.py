@@ -55,10 +55,12 @@ class Config(TeacherConfig):
 class ScriptedTeacher(Teacher):
     """A teacher that answers only from the tape; see `practicum.ports.Teacher`."""
 
-    def __init__(self, scores: Mapping[Key, Sequence[float]], tape: Path) -> None:
+    def __init__(
+        self, scores: Mapping[Key, Sequence[float]], tape: Path, heldout: frozenset[str]
+    ) -> None:
         self._scores = scores
         self._tape = tape
-        self._prompts = {prompt for prompt, _ in scores}
+        self._heldout = heldout
 
     @property
     def capabilities(self) -> Capabilities:
@@ -66,27 +68,23 @@ class ScriptedTeacher(Teacher):
         return TAPE_CAPABILITIES
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return the recorded log-probabilities, or no scores if no prompt is on the tape.
+        """Return the recorded log-probabilities, and no scores for held-out prompts.
 
-        Held-out prompts are not on it. Raises TeacherError if it has scores for some of the
-        completions only.
+        Raises TeacherError if the tape lacks the tokens of another prompt.
         """
-        if not any(rollout.prompt.id in self._prompts for rollout in rollouts):
-            return [TeacherSignal() for _ in rollouts]
-        return [
-            TeacherSignal(logprobs=torch.tensor(self._look_up(rollout), dtype=torch.float32))
-            for rollout in rollouts
-        ]
+        return [self._look_up(rollout) for rollout in rollouts]
 
-    def _look_up(self, rollout: Rollout) -> Sequence[float]:
-        key = (rollout.prompt.id, tuple(rollout.tokens.tolist()))
-        if key not in self._scores:
-            raise TeacherError(
-                f"the tape {self._tape} has no scores for this completion of prompt "
-                f"{rollout.prompt.id!r}; a tape only replays the run it was recorded from, with "
-                "the same seed, versions and threads"
-            )
-        return self._scores[key]
+    def _look_up(self, rollout: Rollout) -> TeacherSignal:
+        scores = self._scores.get((rollout.prompt.id, tuple(rollout.tokens.tolist())))
+        if scores is not None:
+            return TeacherSignal(logprobs=torch.tensor(scores, dtype=torch.float32))
+        if rollout.prompt.id in self._heldout:
+            return TeacherSignal()
+        raise TeacherError(
+            f"the tape {self._tape} has no scores for this completion of prompt "
+            f"{rollout.prompt.id!r}; a tape only replays the run it was recorded from, with "
+            "the same seed, versions and threads"
+        )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
@@ -108,7 +106,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     rows = [_parse_row(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)]
     if not rows:
         raise DataError(f"{tape}: no rows; give the rollouts.jsonl of a run that has ended")
-    return ScriptedTeacher(dict(rows), tape)
+    heldout = context.task.heldout_prompts() if context.task else ()
+    return ScriptedTeacher(dict(rows), tape, frozenset(prompt.id for prompt in heldout))
 
 
 def _parse_row(line: str, where: str) -> tuple[Key, list[float]]:
