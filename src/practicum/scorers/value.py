@@ -53,8 +53,8 @@ class Config(LearnedConfig):
 
     body: Literal["own", "student"] = Field(
         default="own",
-        description="`own`: a separate model; `student`: one output on the student's body, whose "
-        "loss is part of each update of the student; `learning_rate` is then the output's",
+        description="`own`: a separate model; `student`: one output on the student's body; the loss "
+        "is part of each update of the student; `learning_rate` is then the output's",
     )
     coefficient: float = Field(
         default=1.0,
