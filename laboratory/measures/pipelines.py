@@ -1,5 +1,6 @@
 """Run every arm as a full pipeline with every seed, and read the results of its stages."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from laboratory.results import TEACHER, Results, group_by_measure
 from laboratory.study import ReproductionJob
 from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
-from practicum.run_dir import RunDir, read_json
-from practicum.runs.stages import parse_pipeline
+from practicum.run_dir import RunDir, read_json, write_json
+from practicum.runs.stages import drop_keys, name_folder, parse_pipeline
 from practicum.studies.compare import Outcome, Point, RunJob, open_starter, read_outcome, run_jobs
 from practicum.types import FrozenConfig
 
@@ -35,8 +36,14 @@ def measure(config: Config, job: ReproductionJob) -> Results:
         for arm in study.spec.arms
     ]
     runs.mkdir(exist_ok=True)
+    arms = list(study.spec.arms)
+    firsts = {run_job.seed: run_job for run_job in jobs if run_job.arm == arms[0]}
     with open_starter() as starter, RunDir(runs).lock(), catch_stop_signals() as stop:
-        failed = run_jobs(jobs, job.at_once, job.console, stop, starter)
+        failed = run_jobs(list(firsts.values()), job.at_once, job.console, stop, starter)
+        further = [run_job for run_job in jobs if run_job.arm != arms[0]]
+        for run_job in further:
+            copy_shared_stages(firsts[run_job.seed], run_job)
+        failed |= run_jobs(further, job.at_once, job.console, stop, starter)
     pipelines = [FinishedPipeline.read(run_job) for run_job in jobs if run_job not in failed]
     if not pipelines:
         first_reason = next(iter(failed.values()))
@@ -63,6 +70,27 @@ def measure(config: Config, job: ReproductionJob) -> Results:
             f"{run_job.arm}, seed {run_job.seed}: {reason}" for run_job, reason in failed.items()
         ],
     )
+
+
+def copy_shared_stages(first: RunJob, other: RunJob) -> None:
+    """Give a pipeline that has not begun the finished stages that it has in common with `first`.
+
+    These are the stages up to the first difference. Their runs would have the same bytes.
+    """
+    recipes = first.resolved_recipe, other.resolved_recipe
+    base, changed = (drop_keys(recipe, "stages", "about") for recipe in recipes)
+    if other.folder.exists() or base != changed:
+        return
+    folders = list[str]()
+    for number, (stage, again) in enumerate(zip(*(r["stages"] for r in recipes), strict=False), 1):
+        folder = f"stages/{name_folder(number, stage['name'])}"
+        if stage != again or not (first.folder / folder / "model").is_dir():
+            break
+        folders.append(folder)
+    for folder in folders:
+        shutil.copytree(first.folder / folder, other.folder / folder)
+    if folders:
+        write_json(other.folder / "pipeline.json", dict(other.resolved_recipe))
 
 
 def _build_pipeline(job: ReproductionJob, arm: str, seed: int) -> dict[str, Any]:

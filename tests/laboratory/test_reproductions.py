@@ -441,11 +441,29 @@ def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in seconds} == seconds, (
         "what is finished is not run again"
     )
-    data["arms"]["without_first"]["without"] = ["frist"]
+    # Stages in common are computed once, with the bytes that they would have in their own pipeline.
+    data["arms"] = {
+        "without_second": {"about": "one", "without": ["second"]},
+        "whole": {"about": "both"},
+    }
+    data["claims"] = [
+        {**SMALL["claims"][0], "tests": [{"better": "whole", "than": "without_second"}]}
+    ]
+    file.write_text(yaml.safe_dump(data))
+    shared = reproduce(file, out=tmp_path / "shared")
+    log = (shared.folder / "runs/whole/seed-0.log").read_text()
+    assert "stage 1 of 2: first" in log and "finished" in log
+    for stage in ("stages/01-first", "stages/02-second"):
+        files = [
+            folder / "runs/whole/seed-0" / stage / "rollouts.jsonl"
+            for folder in (shared.folder, found.folder)
+        ]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    data["arms"]["without_second"]["without"] = ["frist"]
     file.write_text(yaml.safe_dump(data))
     with pytest.raises(
         RecipeError,
-        match=r"arms.without_first: no stage named 'frist'; did you mean 'first'",
+        match=r"arms.without_second: no stage named 'frist'; did you mean 'first'",
     ):
         load_reproduction(file)
 
