@@ -468,3 +468,27 @@ def test_a_mean_over_scored_tokens_leaves_out_tokens_that_the_teacher_lacks():
         torch.testing.assert_close(
             known, torch.full_like(known, 1 / len(rows) / max(len(known), 1))
         )
+
+
+def test_a_divergence_is_scaled_to_the_cross_entropy_of_the_same_completion():
+    terms = [
+        {"signal": "text", "divergence": "ce"},
+        {"divergence": "jsd(0.3)", "weights": "ce_scale", "coefficient": 0.5},
+    ]
+    objective = Objective.model_validate({"losses": terms})
+    tokens = build_token_batch(batch(), objective)
+    unknown = torch.rand(len(tokens.rows), generator=torch.Generator().manual_seed(0)) < 0.4
+    teacher = replace(whole(logits(2)), unknown=unknown)
+    values = compute_term_values(logits(1).log_softmax(-1), teacher, tokens, objective)
+    losses = [
+        compute_coefficients(term, part.detach(), tokens) * part.loss_value.detach().nan_to_num()
+        for term, part in zip(objective.losses, values, strict=True)
+    ]
+    compared = 0
+    for row in tokens.rows.unique():
+        here = tokens.rows == row
+        entropy, scaled = (loss[here].sum() for loss in losses)
+        # A completion without any token of the teacher has no divergence.
+        torch.testing.assert_close(scaled, 0.5 * entropy * (here & ~unknown).any())
+        compared += int((here & unknown).any() and (here & ~unknown).any())
+    assert compared and not losses[1][unknown].any() and losses[0][unknown].all()

@@ -409,6 +409,7 @@ def test_only_terms_with_a_view_of_other_tokens_need_sequences():
         {"weights": "divergence_top"},
         {"weights": "soft_or"},
         {"weights": "scored_mean"},
+        {"weights": "ce_scale"},
         {"samples": "ppl_softmax"},
     ]
     assert [one(**choice).needs_sequences for choice in alone] == [False] * len(alone)

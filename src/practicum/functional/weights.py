@@ -312,11 +312,21 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
 def scored_mean(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """Divide by the completion's share of tokens with a signal, so that a mean is over these tokens."""
     mask, rows = _mask(statistics), _statistic("scored_mean", statistics, "rows")
-    # Number only rows with tokens: rows without a loss may have higher numbers than there are tokens.
-    _, rows = rows.unique(return_inverse=True)
-    counts = mask.new_zeros(2, len(rows) + 1)
-    counts.index_add_(1, rows, torch.stack([torch.ones_like(mask), mask]))
-    return mask * (counts[0] / counts[1].clamp(min=1.0))[rows]
+    return mask * _divide_sums(rows, torch.ones_like(mask), mask)
+
+
+_TOTALS = ("rows", "logprobs", "divergence")
+
+
+@WEIGHTS.enter("a divergence as large as the cross-entropy", "2605.21699", _TOTALS, drops=False)
+def ce_scale(statistics: TokenStatistics) -> Float[Tensor, " T"]:
+    """Scale a completion's divergence to its cross-entropy (arXiv 2605.21699, NVIDIA-NeMo/RL).
+
+    The code scales each micro-batch, by default one text. A divergence of 0 keeps its scale.
+    """
+    rows, logprobs, divergence = (_statistic("ce_scale", statistics, name) for name in _TOTALS)
+    mask = _mask(statistics)
+    return mask * _divide_sums(rows, logprobs, torch.where(mask > 0, divergence, 0.0))
 
 
 MEASURES = ("student_entropy", "teacher_entropy", "divergence", "logprobs", "teacher_logprobs")
@@ -337,6 +347,15 @@ def _statistic(
     if value is None:
         raise ValueError(f"{weight} needs {name}, which the signal of this term does not give")
     return value.detach()
+
+
+def _divide_sums(rows: Tensor, *parts: Tensor) -> Tensor:
+    """Return the ratio of the sizes of two sums over each token's completion; 1 over 0."""
+    # Number only rows with tokens: rows without a loss may have higher numbers than there are tokens.
+    _, rows = rows.unique(return_inverse=True)
+    totals = torch.stack([precise(part) for part in parts])
+    totals = totals.new_zeros(2, len(rows) + 1).index_add_(1, rows, totals).abs()
+    return torch.where(totals[1] > 0, totals[0] / totals[1], 1.0)[rows]
 
 
 def _share(values: Tensor, mask: Tensor) -> Tensor:

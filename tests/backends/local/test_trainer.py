@@ -56,6 +56,7 @@ OBJECTIVES = [
         "aggregate": "seq_mean_token_sum",
     },
     {"weights": "soft_or(0.4)", "target": "log_linear(0.8, 0.2)"},
+    {"losses": [{"signal": "text", "divergence": "ce"}, {"weights": "ce_scale"}]},
     {
         "losses": [
             {"divergence": "forward_kl", "filter": "correct"},
