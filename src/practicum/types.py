@@ -463,6 +463,16 @@ class ForwardResult:
     supervised: list[int]
     head_reads: Mapping[str, int] = field(default_factory=dict)
 
+    def add_losses(self, name: str, *later: "ForwardResult") -> "ForwardResult":
+        """Add the tokens and losses of later terms to the metrics, after their name."""
+        metrics = {
+            metric if metric == "nonfinite" else f"{name}_{metric}": value
+            for result in later
+            for metric, value in result.metrics.items()
+            if metric in ("tokens", "nonfinite") or metric.startswith("loss")
+        }
+        return replace(self, metrics=self.metrics | metrics)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

@@ -15,7 +15,7 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.losses.passes import count_tokens
 from practicum.objective import Objective
 from practicum.ports import AdamParams
-from practicum.types import Datum
+from practicum.types import AUTHORS, Datum
 
 from .local.test_trainer import OBJECTIVES
 from .rank_forks import run_ranks
@@ -160,6 +160,26 @@ def test_terms_over_answers_and_returns_have_the_gradient_of_one_process(tmp_pat
         assert all(answer[place]["metrics"]["supervised"] > 0 for answer in answers)
         for answer in answers:
             compare(expected, answer[place])
+
+
+def test_an_environments_tokens_have_the_gradient_of_one_process(tmp_path: Path) -> None:
+    world = {"signal": "text", "divergence": "ce", "source": "environment"}
+    choice = {"losses": [{"estimator": "score_function(1)"}, world]}
+    indices = torch.tensor([AUTHORS.index("student"), AUTHORS.index("environment")])
+    data = []
+    for item in datums("llama"):
+        authors = indices[(torch.arange(len(item.rollout.tokens)) % 3 == 1).long()]
+        data.append(replace(item, rollout=replace(item.rollout, authors=authors.to(torch.uint8))))
+    limits = TrainerLimits(SEVERAL, 7)
+    answers = run_ranks(
+        tmp_path,
+        2,
+        lambda rank: update(build_sharded_trainer(put_in_shards(tiny()), limits)[0], data, choice),
+    )
+    expected = update(LocalTrainer(tiny(), limits), data, choice)
+    assert expected["metrics"]["observed_tokens"] > 0
+    for answer in answers:
+        compare(expected, answer)
 
 
 def test_passes_are_dealt_to_whoever_has_least() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from service import LEFT_OPEN, Served, assert_same_but_rounding, serving
-from toy import curve, rows, toy_recipe, toy_run
+from toy import TASK, curve, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, CheckpointError, RecipeError, TeacherError
 from practicum.run_dir import RunDir, find_checkpoint
@@ -90,6 +90,24 @@ def test_a_run_at_a_service_is_the_run_here(
     ):
         assert mine["weight"] == pytest.approx(other["weight"], rel=1e-3, abs=1e-5)
     assert min(row["wire_bytes"] for row in rows(there / "timings.jsonl")) > 500
+
+
+def test_an_environments_tokens_are_learned_at_a_service_as_here(
+    models: Path, served: Served, tmp_path: Path
+) -> None:
+    world = {"signal": "text", "divergence": "ce", "source": "environment", "coefficient": 0.3}
+    changes = {
+        "task": {"type": "user", "tries": 3, "right": "aa", "wrong": "dcb", "task": TASK},
+        "rollout": {"n": 1, "max_new_tokens": 24},
+        "train.steps": 2,
+        "train.prompts_per_step": 4,
+        "objective": {"losses": [{"signal": "sampled"}, world]},
+    }
+    here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
+    there = toy_run(models, tmp_path / "there", {**at(served), **changes}).folder
+    for measure in ("loss", "observed_loss", "observed_tokens", "grad_norm"):
+        assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4)
+    assert min(curve(here, "observed_tokens")) > 0
 
 
 def test_rollouts_ahead_at_a_service_are_those_ahead_here(

@@ -341,16 +341,17 @@ def library_and_formula(
         distribution = cut_chunks(distribution, teacher, ids, starts)
     context = logits()
     gradients, draws = {}, []
-    for name, part in objective.split_passes().items():
-        read = context if name == "context" else student
-        gradients[name], uniforms = _library(
+    for view, part in objective.split_by(lambda term: term.view).items():
+        read = context if view[0] else student
+        gradients[view], uniforms = _library(
             part, judges, read, distribution, reference, ids, sampler, starts, is_translated
         )
         draws.append(uniforms)
-    # The loss of an environment's tokens takes a separate pass, here over the same tokens.
-    ours = sum(gradients[name] for name in ("own", "observed") if name in gradients)
-    if "context" in gradients:
-        ours = torch.cat([ours, gradients["context"]])
+    # The loss of an environment's tokens is of separate tokens, here of the same tokens.
+    after = gradients.pop((True, False), None)
+    ours = sum(gradients.values())
+    if after is not None:
+        ours = torch.cat([ours, after])
     steps = (step, recipe.train.steps)
     both = student, context
     theirs = _formula(

@@ -1,22 +1,26 @@
 """Text of an environment is learned where a term asks for it, and changes no other term."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from backends.tiny import hidden_signal, rollouts, tiny
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from toy import TASK, rows, toy_recipe, toy_run
 from transformers import AutoModelForCausalLM
 
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import CapabilityError
 from practicum.objective import Objective, Term
 from practicum.ports import AdamParams
 from practicum.runs.assembly import assemble_run
 from practicum.training.loop import generate_rollouts, score_rollouts
 from practicum.training.observing import accumulate_gradient
-from practicum.types import Datum
+from practicum.types import AUTHORS, Datum, PooledSignal, TeacherSignal
 
 WORLD = {"signal": "text", "divergence": "ce", "source": "environment"}
 DISTIL = {"signal": "full", "divergence": "reverse_kl"}
@@ -77,6 +81,86 @@ def test_the_gradient_is_the_sum_of_both_sides_each_with_its_own_mean(world, agg
     counts = [int(datum.rollout.mark_tokens_by("environment").sum()) for datum in datums]
     assert both.metrics["observed_tokens"] == sum(counts) > 0
     assert seen.supervised == counts and both.supervised == own.supervised
+
+
+def talk(teachers: Sequence[Any]) -> list[Datum]:
+    """Return answers with an environment's tokens in most of them, one without and one with nothing else."""
+    data = []
+    for number, item in enumerate(rollouts()):
+        length = len(item.tokens)
+        world = torch.rand(length, generator=torch.Generator().manual_seed(number)) < 0.4
+        world = torch.ones_like(world) if number == 2 else world & (number != 0)
+        written = torch.where(world, AUTHORS.index("environment"), AUTHORS.index("student"))
+        item = replace(
+            item,
+            authors=written.to(torch.uint8),
+            loss_mask=item.loss_mask & ~world,
+            reward=float(number % 2),
+        )
+        members = tuple(hidden_signal(teacher, item) for teacher in teachers)
+        pool = PooledSignal("sum", (0.3, 0.9)[: len(members)], members)
+        signal = members[0] if len(members) == 1 else TeacherSignal(pool=pool)
+        data.append(Datum(item, signal))
+    return data
+
+
+def norm_exactly(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Normalise in the dtype of the hidden states."""
+    size = hidden.square().mean(dim=-1, keepdim=True) + norm.variance_epsilon
+    return norm.weight * hidden * size.rsqrt()
+
+
+OWN_TERMS = {
+    "distilled": [DISTIL],
+    "rewarded": [{"signal": "score(group_normalized)", "correction": "ratio_clip(0.2, 0.2)"}],
+    "with returns": [{"signal": "sampled", "estimator": "score_function(1)"}],
+}
+
+
+@pytest.mark.parametrize(
+    "limits", [TrainerLimits(10**6), TrainerLimits(20, 3)], ids=["whole", "cut"]
+)
+@pytest.mark.parametrize("count", [1, 2], ids=["one teacher", "two"])
+@pytest.mark.parametrize(
+    "world", [WORLD, {**DISTIL, "source": "environment"}], ids=["text", "full"]
+)
+@pytest.mark.parametrize("own", OWN_TERMS.values(), ids=OWN_TERMS)
+def test_both_kinds_of_tokens_share_a_forward_pass(own, world, count, limits):
+    student = tiny()
+    student.model.double().requires_grad_(True)
+    for module in student.model.modules():
+        # The norms of transformers round to float32.
+        if hasattr(module, "variance_epsilon"):
+            module.forward = partial(norm_exactly, module)
+    data = talk([tiny(seed=seed + 1) for seed in range(count)])
+    passes = []
+    body: Any = student.model.base_model.embed_tokens
+    body.register_forward_pre_hook(lambda *given: passes.append(torch.is_grad_enabled()))
+
+    def differentiate(terms: Any) -> tuple[Any, Any, int]:
+        passes.clear()
+        trainer = LocalTrainer(student, limits)
+        result = accumulate_gradient(trainer, data, Objective.model_validate({"losses": terms}), 3)
+        grads = {name: weight.grad for name, weight in student.trainable_parameters().items()}
+        student.model.zero_grad(set_to_none=True)
+        return result, grads, sum(passes)
+
+    alone, of_own, _ = differentiate(own)
+    seen, of_world, _ = differentiate([world])
+    both, total, once = differentiate([*own, world])
+    for name, grad in total.items():
+        assert grad.dtype == torch.float64
+        torch.testing.assert_close(grad, of_own[name] + of_world[name], atol=1e-14, rtol=1e-12)
+    assert any(grad.abs().max() > 1e-3 for grad in of_world.values())
+    masked = [d.rollout.loss_mask | d.rollout.mark_tokens_by("environment") for d in data]
+    data = [
+        replace(datum, rollout=replace(datum.rollout, loss_mask=mask))
+        for datum, mask in zip(data, masked, strict=True)
+    ]
+    assert once == differentiate([DISTIL])[2]
+    assert both.supervised == alone.supervised
+    assert {name: both.metrics[name] for name in alone.metrics} == pytest.approx(alone.metrics)
+    assert both.metrics["observed_loss"] == pytest.approx(seen.metrics["loss"])
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)

@@ -41,8 +41,7 @@ class ClosedForm:
 class CompiledObjective:
     """The two sides of every term of an objective, in the order of the terms.
 
-    `closed` has the closed form of each term, and is None if one of them has none. `maps_pace` is the
-    relative learning rate of a signal's weights, None if no signal has weights. `reads_answers`: a
+    `closed` has the closed form of each term, and is None if one of them has none. `reads_answers`: a
     signal reads the column `ANSWERS`, see `practicum.losses.passes.add_answers`.
     """
 
@@ -54,7 +53,6 @@ class CompiledObjective:
     needs_sequences: bool
     needs_student_level: bool
     reads_answers: bool
-    maps_pace: float | None
 
     def read_groups(self, extras: Mapping[str, Tensor]) -> Int[Tensor, " T"] | None:
         """Return the lengths of groups of tokens that are read together; see `SignalCall`."""
@@ -87,7 +85,6 @@ def compile_objective(objective: Objective) -> CompiledObjective:
         needs_sequences=objective.needs_sequences,
         needs_student_level=any(term.signal.needs_student_level for term in terms),
         reads_answers=any(term.signal.reads_answers for term in terms),
-        maps_pace=None if objective.learning is None else objective.learning.maps_pace,
     )
 
 

@@ -90,7 +90,7 @@ class UpdateStatistics:
         }
         for row, name in enumerate(COLUMNS):
             if (column := columns[name]) is not None:
-                self._columns[row, index] = column
+                self._columns[row, index] = column.to(self._columns)
         self._supervised[index] = torch.stack(list(coefficients)).ne(0).any(dim=0)
 
     def record_coefficients(

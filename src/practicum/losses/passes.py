@@ -11,6 +11,7 @@ from practicum.costs.segments import split_by_tokens
 from practicum.losses.tokens import TermValues, TokenBatch
 from practicum.losses.vocabulary_axis import LogitSide
 from practicum.objective.signal_call import ANSWERS
+from practicum.objective.spec import Objective
 from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal
 
 
@@ -46,12 +47,13 @@ class Part:
 class Pass:
     """Rollouts that go through the student together.
 
+    `views` has the data and the batch of each view, which is about some of the supervised tokens.
     `rows` has, for each teacher that scores all of them, its rows in the data; `read_next` has,
-    for each teacher, the keys of the heads that are needed after it.
+    for each view of each teacher, the keys of the heads that are needed after it.
     """
 
     data: Sequence[Datum]
-    batch: TokenBatch
+    views: Sequence[tuple[Sequence[Datum], TokenBatch]]
     rows: list[list[int]]
     read_next: list[frozenset[tuple[int, ...]]]
 
@@ -60,13 +62,20 @@ class Pass:
         """Return the rollouts that go through the student."""
         return [self.data[row].rollout for row in self.rows[0]]
 
-    def gather_parts(self) -> Iterator[Part]:
-        """Yield the signals teacher by teacher, so that no head is in memory longer than needed."""
-        for rows, keep in zip(self.rows, self.read_next, strict=True):
-            part = _gather(self.data, rows, self.batch)
+    def gather_parts(self) -> Iterator[tuple[int, slice | Tensor, Part]]:
+        """Yield the signals teacher by teacher, so that no head is in memory longer than needed.
+
+        Each comes with the number of its view and its places among the pass's supervised tokens.
+        """
+        supervised = torch.cat([rollout.loss_mask for rollout in self.rollouts])
+        units = [(rows, number) for rows in self.rows for number in range(len(self.views))]
+        for (rows, number), keep in zip(units, self.read_next, strict=True):
+            datums, batch = self.views[number]
+            mask = torch.cat([datums[row].rollout.loss_mask for row in rows])[supervised]
+            part = _gather(datums, rows, batch)
             # Released even if the consumer fails: a retry with smaller passes needs the memory.
             try:
-                yield part
+                yield number, slice(None) if mask.all() else mask.nonzero()[:, 0], part
             finally:
                 part.release(keep)
 
@@ -110,6 +119,21 @@ def collect_head_keys(datums: Sequence[Datum], rows: Sequence[int]) -> frozenset
         for row in rows[:1]
         for head in (*datums[row].signal.heads, *datums[row].reference.heads)
     )
+
+
+def split_views(
+    datums: Sequence[Datum], objective: Objective
+) -> list[tuple[Sequence[Datum], Objective]]:
+    """Return the terms about a model's tokens and about an environment's, with a loss only there."""
+
+    def select(datum: Datum, observes: bool) -> Datum:
+        mask = datum.rollout.loss_mask & (datum.rollout.mark_tokens_by("environment") == observes)
+        return replace(datum, rollout=replace(datum.rollout, loss_mask=mask))
+
+    views = objective.split_by(lambda term: term.observes)
+    if len(views) == 1:
+        return [(datums, objective)]
+    return [([select(datum, key) for datum in datums], part) for key, part in views.items()]
 
 
 def split_pools(datums: Sequence[Datum]) -> list[Datum]:

@@ -34,7 +34,7 @@ class RecipeFacts:
         """Read the facts from the data of a resolved recipe."""
         objective = Objective.model_validate(recipe["objective"])
         terms = objective.losses
-        first = next(iter(objective.split_passes().values())).losses
+        first = next(iter(objective.split_by(lambda term: term.view).values())).losses
         teacher = read_plugin("teachers", recipe["teacher"])
         periods = (
             student.period

@@ -1,6 +1,7 @@
 """Define the objective as data: terms, each a choice on the mathematical axes, and an aggregate."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -210,10 +211,7 @@ class Term(BaseModel):
                 "set signal: text, divergence: ce, or another term with estimator: pathwise"
             )
         if self.context == "teacher":
-            return (
-                "source 'environment' has a separate pass after the student's own prompt; leave "
-                "context out"
-            )
+            return "source 'environment' is read after the student's own prompt; leave context out"
         if self.samples.name != "uniform":
             return (
                 f"samples {self.samples.name!r} compares the completions of a writer, and source is "
@@ -227,9 +225,9 @@ class Term(BaseModel):
         return self.source == "environment"
 
     @property
-    def read_pass(self) -> str:
-        """Return the name of the pass over the rollouts that the term needs."""
-        return "observed" if self.observes else "context" if self.context == "teacher" else "own"
+    def view(self) -> tuple[bool, bool]:
+        """Return True for a term in the teacher's context, and for an environment's tokens."""
+        return self.context == "teacher", self.observes
 
     @property
     def parameter(self) -> float | None:
@@ -411,17 +409,10 @@ class Objective(FrozenConfig):
                 )
         return self
 
-    def split_passes(self) -> "dict[str, Objective]":
-        """Return the terms of each pass over the rollouts: `own`, `context`, then `observed`."""
-        by_pass = {
-            name: tuple(term for term in self.losses if term.read_pass == name)
-            for name in ("own", "context", "observed")
-        }
-        return {
-            name: self.model_copy(update={"losses": terms})
-            for name, terms in by_pass.items()
-            if terms
-        }
+    def split_by(self, fact: Callable[[Term], Any]) -> "dict[Any, Objective]":
+        """Return the terms with each value of a fact, in the order of the values."""
+        groups = groupby(sorted(self.losses, key=fact), key=fact)
+        return {key: self.model_copy(update={"losses": tuple(part)}) for key, part in groups}
 
     @property
     def signal(self) -> Full | Sampled | TopK | None:

@@ -171,8 +171,8 @@ def _read_unlikely(text: str) -> Unlikely:
 
 
 def _is_taught(term: Term) -> bool:
-    """Return True if a term asks a teacher, or needs a pass of its own."""
-    return term.needs_teacher or term.read_pass != "own"
+    """Return True if a term asks a teacher, or is not about the student's own tokens."""
+    return term.needs_teacher or any(term.view)
 
 
 def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
@@ -185,7 +185,7 @@ def _follows_writers(term: Term, writers: Sequence[str]) -> bool:
 def _remove_teacher(term: Term, writers: Sequence[str]) -> Term | None:
     """Return the term without the teacher: unchanged if it asks no teacher, only its reward, or
     None."""
-    if _follows_writers(term, writers) or term.read_pass != "own":
+    if _follows_writers(term, writers) or any(term.view):
         return None
     if not term.needs_teacher:
         return term

@@ -8,7 +8,8 @@ first micro-batch, so splitting the batch only changes rounding.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 import torch
@@ -63,6 +64,7 @@ from practicum.losses.passes import (
     find_longest_length,
     group_rows_into_passes,
     split_pools,
+    split_views,
 )
 from practicum.losses.spans import cut_between_groups
 from practicum.losses.token_axis import compute_all_coefficients, compute_full_coefficients
@@ -74,6 +76,24 @@ from practicum.types import Datum, ForwardResult, Metrics, ScoreRequest
 
 ONE_TOKEN = ScoreRequest((0,), (0,))
 """The text of a pass that only keeps this rank in step with passes of other ranks."""
+
+
+@dataclass(slots=True)
+class UpdateView:
+    """The terms about some tokens of the texts in an update, and the report about these tokens.
+
+    In `split_datums`, each sum of teachers is split. A first pass fills `pieces` with the
+    indices, the teacher and the values of some tokens each, from which `coefficients` follow.
+    """
+
+    datums: Sequence[Datum]
+    split_datums: Sequence[Datum]
+    batch: TokenBatch
+    objective: CompiledObjective
+    records: UpdateStatistics
+    needs_first_pass: bool
+    pieces: list[tuple[Tensor, str, list[TermValues]]] = field(default_factory=list)
+    coefficients: list[Tensor] = field(default_factory=list)
 
 
 class LocalTrainer:
@@ -260,41 +280,47 @@ class LocalTrainer:
     def _forward_backward(
         self, datums: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
     ) -> ForwardResult:
-        split_datums = split_pools(datums)
-        device = self.language_model.device
-        batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
         # Done once per update: the chunks and passes below only call the functions chosen here.
-        compiled = compile_objective(objective)
-        records = UpdateStatistics(len(batch.tokens), device)
+        views = [self._open_view(*view, seed) for view in split_views(datums, objective)]
         share = self._find_share(datums, micro_batch_tokens)
-        passes = self._ranks.deal(self._build_micro_batches(split_datums, batch, share))
+        passes = self._ranks.deal(self._build_micro_batches(split_pools(datums), views, share))
         with self._ranks.open_update(self.language_model, self._parameters.values()) as head:
             self._maps = prepare_projections(
                 self._parameters,
                 self._optimizer,
-                compiled.maps_pace,
+                objective.learning and objective.learning.maps_pace,
                 datums,
                 head,
                 self._ranks.decide,
             )
             # The closed form needs no autograd through the head, so it can use a prepacked copy.
-            if len(batch.tokens) >= MIN_HEAD_ROWS and compiled.fuses():
+            count = sum(len(view.batch.tokens) for view in views)
+            if count >= MIN_HEAD_ROWS and all(view.objective.fuses() for view in views):
                 head = prepack_head(head)
-            coefficients = None
-            if objective.needs_first_pass(split_datums):
-                coefficients = self._compute_batch_coefficients(
-                    passes, head, compiled, batch, records
-                )
+            if any(view.needs_first_pass for view in views):
+                self._compute_batch_coefficients(passes, head, views)
             self.set_training_mode()
             for micro_batch in passes:
                 with self._ranks.open_pass(self.language_model):
-                    self._backward_pass(micro_batch, seed, head, compiled, coefficients, records)
-        records.merge(self._ranks.gather(records))
-        if records.is_broken or records.has_no_supervision:
+                    self._backward_pass(micro_batch, seed, head, views)
+        for view in views:
+            view.records.merge(self._ranks.gather(view.records))
+        if any(view.records.is_broken for view in views) or all(
+            view.records.has_no_supervision for view in views
+        ):
             # A gradient of zeros would still change the weights, through AdamW's momentum and
             # decay.
             self._optimizer.zero_grad(set_to_none=True)
-        return records.build_result(split_datums, datums)
+        result, *later = (v.records.build_result(v.split_datums, v.datums) for v in views)
+        return result.add_losses("observed", *later)
+
+    def _open_view(self, datums: Sequence[Datum], objective: Objective, seed: int) -> UpdateView:
+        """Prepare the terms about some tokens for an update."""
+        split_datums, device = split_pools(datums), self.language_model.device
+        batch = build_token_batch(split_datums, objective, seed, self._special_ids).to(device)
+        records, needs = UpdateStatistics(len(batch.tokens), device), objective.needs_first_pass
+        compiled = compile_objective(objective)
+        return UpdateView(datums, split_datums, batch, compiled, records, needs(split_datums))
 
     def _find_share(self, datums: Sequence[Datum], limit: int) -> int:
         """Return the micro-batch size, in tokens, at which every rank gets a micro-batch."""
@@ -302,63 +328,42 @@ class LocalTrainer:
         return limit if count == 1 else max(min(limit, -(-count_tokens(datums) // count)), 1)
 
     def _build_micro_batches(
-        self, datums: Sequence[Datum], batch: TokenBatch, limit: int
+        self, datums: Sequence[Datum], views: Sequence[UpdateView], limit: int
     ) -> list[Pass]:
         """Split the datums into micro-batches of at most `limit` tokens."""
         max_packed_tokens = self.language_model.max_packed_tokens
         rows_by_batch = list(group_rows_into_passes(datums, limit, max_packed_tokens))
         # A teacher's head stays loaded if the next rows also need it, even across passes.
-        rows_in_order = [rows for teacher_rows in rows_by_batch for rows in teacher_rows]
-        next_rows = [*rows_in_order[1:], []]
+        in_order = [rows for parts in rows_by_batch for rows in parts for _ in views]
+        next_rows = [*in_order[1:], []]
         heads_needed_next = (collect_head_keys(datums, rows) for rows in next_rows)
+        sides = [(view.split_datums, view.batch) for view in views]
         return [
-            Pass(datums, batch, teacher_rows, list(islice(heads_needed_next, len(teacher_rows))))
-            for teacher_rows in rows_by_batch
+            Pass(datums, sides, rows, list(islice(heads_needed_next, len(rows) * len(views))))
+            for rows in rows_by_batch
         ]
 
     def _backward_pass(
-        self,
-        micro_batch: Pass | None,
-        seed: int,
-        head: Head,
-        objective: CompiledObjective,
-        batch_coefficients: list[Tensor] | None,
-        records: UpdateStatistics,
+        self, micro_batch: Pass | None, seed: int, head: Head, views: Sequence[UpdateView]
     ) -> None:
-        """Add one micro-batch's gradient, or only stay in step with ranks that have one."""
-        if micro_batch is None:
-            hidden = compute_hidden_states(self.language_model, [ONE_TOKEN])
-            if hidden.requires_grad:
-                hidden.backward(torch.zeros_like(hidden))
-            return
-        # Seed with the first rollout: dropout does not depend on earlier micro-batches.
-        first = micro_batch.rollouts[0]
-        torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
-        self._backward_micro_batch(micro_batch, head, objective, batch_coefficients, records)
+        """Add one micro-batch's gradient, or only stay in step with ranks that have one.
 
-    def _backward_micro_batch(
-        self,
-        micro_batch: Pass,
-        head: Head,
-        objective: CompiledObjective,
-        batch_coefficients: list[Tensor] | None,
-        records: UpdateStatistics,
-    ) -> None:
-        """Add one micro-batch's gradient; teachers of the same tokens share the student's body."""
+        Views and teachers of the same texts share the student's body.
+        """
+        if micro_batch is not None:
+            # Seed with the first rollout: dropout does not depend on earlier micro-batches.
+            first = micro_batch.rollouts[0]
+            torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
         hidden = self._compute_hidden(micro_batch)
 
         def differentiate() -> Float[Tensor, "T D"]:
             gradient = torch.zeros_like(hidden)
-            for part in self._gather_parts(micro_batch, head, hidden, objective):
-                # The gradient of the body is computed once, below; here it stops at the hidden
-                # states.
-                if batch_coefficients is None:
-                    gradient += self._differentiate_all(head, hidden, part, objective, records)
-                else:
-                    columns = [column[part.index] for column in batch_coefficients]
-                    gradient += self._differentiate_weighted(
-                        head, hidden, part, objective, columns, records
-                    )
+            for view, places, part in self._gather_parts(micro_batch, head, hidden, views):
+                # The gradient stops at the hidden states here; the body's follows once, below.
+                compute = self._differentiate_all
+                if view.coefficients:
+                    compute = self._differentiate_weighted
+                gradient[places] += compute(head, hidden.detach()[places], part, view)
             return gradient
 
         gradient = self._ranks.attempt(differentiate, hidden)
@@ -366,122 +371,103 @@ class LocalTrainer:
             hidden.backward(gradient)
 
     def _differentiate_all(
-        self,
-        head: Head,
-        hidden: Tensor,
-        part: Part,
-        objective: CompiledObjective,
-        records: UpdateStatistics,
+        self, head: Head, hidden: Tensor, part: Part, view: UpdateView
     ) -> Float[Tensor, "T D"]:
         """Return the gradient of the hidden states, and record the values of every token."""
-        gradient = torch.empty_like(hidden)
+        gradient, objective = torch.empty_like(hidden), view.objective
         for piece in self._cut(part, objective):
             chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-            coefficients = compute_all_coefficients(
-                objective.tokens, chunk.values, part.tokens[piece]
-            )
-            _record_values(records, chunk, part, piece, objective)
-            measure_dropped(records, objective, chunk.values, part.tokens[piece])
+            values, tokens, index = chunk.values, part.tokens[piece], part.index[piece]
+            coefficients = compute_all_coefficients(objective.tokens, values, tokens)
+            _measure_chunk(view, chunk, part, piece)
+            measure_dropped(view.records, objective, values, tokens)
             gradient[piece] = chunk.backward(coefficients)
-            index, values = part.index[piece], chunk.values
-            records.record_coefficients(index, part.signal.name, values, coefficients)
+            view.records.record_coefficients(index, part.signal.name, values, coefficients)
             del chunk  # Free its matrices before the next chunk.
         return gradient
 
     def _differentiate_weighted(
-        self,
-        head: Head,
-        hidden: Tensor,
-        part: Part,
-        objective: CompiledObjective,
-        coefficients: Sequence[Tensor],
-        records: UpdateStatistics,
+        self, head: Head, hidden: Tensor, part: Part, view: UpdateView
     ) -> Float[Tensor, "T D"]:
         """Return the gradient of tokens with recorded values and known coefficients.
 
         Tokens with coefficient 0, which a weight excludes, do not go through the heads again.
         """
-        gradient = torch.zeros_like(hidden)
-        is_weighted = torch.stack(list(coefficients)).ne(0).any(dim=0)
+        gradient, objective = torch.zeros_like(hidden), view.objective
+        coefficients = torch.stack([column[part.index] for column in view.coefficients])
+        is_weighted = coefficients.ne(0).any(dim=0)
         # The coefficient of a group's first token also moves the later tokens of the group.
         is_weighted |= objective.read_groups(part.signal.extras) is not None
         positions = is_weighted.cpu().nonzero()[:, 0]
-        part, states = part[positions], hidden.detach()[positions]
-        columns = [column[positions] for column in coefficients]
+        part, states = part[positions], hidden[positions]
+        columns = coefficients[:, positions]
         for piece in self._cut(part, objective):
             chunk = self._open_chunk(head, states[piece], part, piece, objective)
-            factors = [column[piece] for column in columns]
-            records.record_broken(part.index[piece], chunk.values, factors)
+            factors = list(columns[:, piece])
+            view.records.record_broken(part.index[piece], chunk.values, factors)
             gradient[positions[piece]] = chunk.backward(factors)
             del chunk
         return gradient
 
     @torch.no_grad()
     def _compute_batch_coefficients(
-        self,
-        passes: Sequence[Pass | None],
-        head: Head,
-        objective: CompiledObjective,
-        batch: TokenBatch,
-        records: UpdateStatistics,
-    ) -> list[Tensor]:
-        """Compute the loss coefficients of the full batch, and record the values of every token.
+        self, passes: Sequence[Pass | None], head: Head, views: Sequence[UpdateView]
+    ) -> None:
+        """Compute the coefficients of the full batch, and record the values of every token.
 
-        This is a forward pass without gradient.
+        This is a forward pass without gradient, for the views that need it.
         """
         self.language_model.model.eval()
-        indices, teachers = list[Tensor](), list[str]()
-        chunk_values: list[list[TermValues]] = []
-
-        def record(part: Part, hidden: Tensor) -> None:
-            for piece in self._cut(part, objective):
-                chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
-                _record_values(records, chunk, part, piece, objective)
-                indices.append(part.index[piece])
-                teachers.append(part.signal.name)
-                chunk_values.append(chunk.values)
-                del chunk
-
         for micro_batch in passes:
             with self._ranks.open_pass(self.language_model):
-                if micro_batch is None:
-                    compute_hidden_states(self.language_model, [ONE_TOKEN])
-                    continue
                 hidden = self._compute_hidden(micro_batch)
+                self._ranks.attempt(
+                    partial(self._record_values, micro_batch, head, hidden, views), hidden
+                )
+        for view in views:
+            self._fill_coefficients(view)
 
-                def record_all(micro_batch: Pass = micro_batch, hidden: Tensor = hidden) -> Tensor:
-                    for part in self._gather_parts(micro_batch, head, hidden, objective):
-                        record(part, hidden)
-                    return hidden
+    def _record_values(
+        self, micro_batch: Pass | None, head: Head, hidden: Tensor, views: Sequence[UpdateView]
+    ) -> Float[Tensor, "T D"]:
+        """Record the values of every token of a pass in the views that need them."""
+        for view, places, part in self._gather_parts(micro_batch, head, hidden, views):
+            states = hidden[places]
+            for piece in self._cut(part, view.objective) if view.needs_first_pass else ():
+                chunk = self._open_chunk(head, states[piece], part, piece, view.objective)
+                _measure_chunk(view, chunk, part, piece)
+                view.pieces.append((part.index[piece], part.signal.name, chunk.values))
+                del chunk
+        return hidden
 
-                self._ranks.attempt(record_all, hidden)
-        parts = self._ranks.gather((indices, chunk_values))
-        all_indices = [index for part_indices, _ in parts for index in part_indices]
-        all_values = [values for _, part_values in parts for values in part_values]
-        if not all_indices:
-            return [torch.zeros(0) for _ in objective.tokens]
-        coefficients = compute_full_coefficients(objective.tokens, all_values, all_indices, batch)
-        measure_batch(records, objective, all_values, all_indices, batch)
-        for index, teacher, values in zip(indices, teachers, chunk_values, strict=True):
-            records.record_coefficients(index, teacher, values, [c[index] for c in coefficients])
-        return coefficients
+    def _fill_coefficients(self, view: UpdateView) -> None:
+        """Compute the coefficients of a view from its values in all ranks, if it has some."""
+        sides, batch, records = view.objective.tokens, view.batch, view.records
+        pieces = [piece for part in self._ranks.gather(view.pieces) for piece in part]
+        if not pieces:
+            return
+        indices, _, values = zip(*pieces, strict=True)
+        view.coefficients = compute_full_coefficients(sides, values, indices, batch)
+        measure_batch(records, view.objective, values, indices, batch)
+        for index, teacher, part in view.pieces:
+            columns = [column[index] for column in view.coefficients]
+            records.record_coefficients(index, teacher, part, columns)
 
     def _gather_parts(
-        self, micro_batch: Pass, head: Head, hidden: Tensor, objective: CompiledObjective
-    ) -> Iterator[Part]:
-        """Yield the parts of a pass, with the columns about whole answers that a signal reads."""
-        for part in micro_batch.gather_parts():
-            if not objective.reads_answers:
-                yield part
-                continue
-            # An answer is longer than a chunk, so its tokens go through the heads once before.
-            pieces = list(self._cut(part, objective))
-            states = hidden.detach()
-            values = [
-                self._open_chunk(head, states[piece], part, piece, objective).values
-                for piece in pieces
-            ]
-            yield add_answers(part, objective.logits, values)
+        self, micro_batch: Pass | None, head: Head, hidden: Tensor, views: Sequence[UpdateView]
+    ) -> Iterator[tuple[UpdateView, slice | Tensor, Part]]:
+        """Yield the view, the places and the tokens of each part, with columns of whole answers."""
+        for number, places, part in () if micro_batch is None else micro_batch.gather_parts():
+            view, objective = views[number], views[number].objective
+            if objective.reads_answers and len(part.index):
+                # An answer is longer than a chunk, so its tokens go through the heads once before.
+                states = hidden.detach()[places]
+                values = [
+                    self._open_chunk(head, states[piece], part, piece, objective).values
+                    for piece in self._cut(part, objective)
+                ]
+                part = add_answers(part, objective.logits, values)
+            yield view, places, part
 
     def _cut(self, part: Part, objective: CompiledObjective) -> Iterator[slice]:
         groups = objective.read_groups(part.signal.extras)
@@ -494,8 +480,10 @@ class LocalTrainer:
         tokens = part.tokens[piece]
         return build_chunk(head, hidden, signals, tokens, objective, self._buffers, self._maps)
 
-    def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
+    def _compute_hidden(self, micro_batch: Pass | None) -> Float[Tensor, "T D"]:
         """Return the hidden states that predict the supervised tokens, concatenated."""
+        if micro_batch is None:
+            return compute_hidden_states(self.language_model, [ONE_TOKEN])
         is_supervised = torch.cat([rollout.loss_mask for rollout in micro_batch.rollouts])
         texts = build_score_requests(micro_batch.rollouts, reuse=True)
         hidden = compute_hidden_states(self.language_model, texts)
@@ -522,14 +510,8 @@ class LocalTrainer:
         )
 
 
-def _record_values(
-    records: UpdateStatistics,
-    chunk: LossChunk,
-    part: Part,
-    piece: slice,
-    objective: CompiledObjective,
-) -> None:
+def _measure_chunk(view: UpdateView, chunk: LossChunk, part: Part, piece: slice) -> None:
     """Record the values of a chunk's tokens before its gradient is computed."""
-    compare(records, chunk, part, piece)
-    measure(records, chunk.values, part.tokens[piece], part.signal[piece], objective)
-    records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
+    compare(view.records, chunk, part, piece)
+    measure(view.records, chunk.values, part.tokens[piece], part.signal[piece], view.objective)
+    view.records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))

@@ -29,7 +29,7 @@ from practicum.losses import (
     compute_values,
 )
 from practicum.losses.measures import UpdateStatistics, measure, measure_batch
-from practicum.losses.passes import Part, Pass, group_rows_into_passes, split_pools
+from practicum.losses.passes import Part, Pass, group_rows_into_passes, split_pools, split_views
 from practicum.losses.token_axis import compute_all_coefficients, compute_full_coefficients
 from practicum.objective import Objective, Signal, Term
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
@@ -145,14 +145,21 @@ class ServiceTrainer:
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
-        """Accumulate the objective's gradient over all datums, in two passes at the service."""
-        datums = self._restrict_datums(split_pools(data), objective)
+        """Accumulate the objective's gradient over all datums, in two passes for each view."""
+        views = split_views(data, objective)
+        result, *later = [self._train_view(*view, seed) for view in views]
+        return result.add_losses("observed", *later)
+
+    def _train_view(
+        self, pooled: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
+        datums = self._restrict_datums(split_pools(pooled), objective)
         batch = build_token_batch(datums, objective, seed, self.special_ids)
         records = UpdateStatistics(len(batch.tokens), batch.tokens.device)
         rollouts = [datum.rollout for datum in datums]
         parts = [build_columns(part, rollouts) for part in _gather_parts(datums, batch)]
         if not parts:
-            return records.build_result(datums, data)
+            return records.build_result(datums, pooled)
         logprobs = [answer.requires_grad_() for answer in self._request_logprobs(parts)]
         compiled = compile_objective(objective)
         values = [
@@ -177,7 +184,7 @@ class ServiceTrainer:
                 loss, logprobs, allow_unused=True, materialize_grads=True
             )
             self._send_gradients(parts, gradients)
-        return records.build_result(datums, data)
+        return records.build_result(datums, pooled)
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """Take one step of AdamW at the service; without a gradient there is no step."""
@@ -415,7 +422,8 @@ def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
     The service splits it into micro-batches.
     """
     for rows in group_rows_into_passes(datums, UNLIMITED_TOKENS, UNLIMITED_TOKENS):
-        yield from Pass(datums, batch, rows, [frozenset() for _ in rows]).gather_parts()
+        one_pass = Pass(datums, [(datums, batch)], rows, [frozenset() for _ in rows])
+        yield from (part for _, _, part in one_pass.gather_parts())
 
 
 def _compute_values(
