@@ -96,9 +96,10 @@ def fingerprint(recipe: Recipe) -> str:
     assert settings.pop("backend")["type"] == "local", (
         "recipes of papers use the local backend, and their batch sizes in memory only change rounding"
     )
-    if settings["train"]["curriculum"] is None:
-        # The key is newer than most lines.
-        del settings["train"]["curriculum"]
+    for section, name in (("train", "curriculum"), ("evaluation", "search")):
+        # These keys are newer than most lines.
+        if settings[section][name] is None:
+            del settings[section][name]
     for section, names in LIMITS.items():
         for name in names:
             # Only some tasks run programs.

@@ -36,6 +36,11 @@ class ScorerSettings(PartConfig):
         return False
 
     @property
+    def shows_reference(self) -> bool:
+        """True if it judges an answer with the row's own answer in view."""
+        return False
+
+    @property
     def loads_scalar(self) -> bool:
         """True if the scorer loads a model with one output number per token."""
         return False

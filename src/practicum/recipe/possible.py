@@ -7,7 +7,7 @@ from practicum.ports import Capabilities, TeacherConfig, walk
 from practicum.ports.notes import NoteConfig
 from practicum.ports.scoring import ScorerSettings
 from practicum.recipe.sections import RolloutConfig, TrainConfig
-from practicum.rollouts import SourceConfig
+from practicum.rollouts import HeldoutSearch, SourceConfig
 from practicum.rollouts.fields import ROLLOUT_FIELDS
 
 STALENESS = "rollout.max_staleness"
@@ -139,7 +139,14 @@ def find_scorer_problems(
         for number, term in enumerate(objective.losses)
         if term.scorer not in (VERIFIER, *scorers)
     ]
-    problems += _find_guide_problems(scorers, rollout)
+    source = rollout.source
+    where = f"rollout.source: {source.name}(scorer={source.guide})"
+    problems += _find_guide_problems(scorers, source, where, "set source: student")
+    if source.guide is not None and rollout.max_staleness:
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and scorer {source.guide!r}, which may learn "
+            f"from each step, guides the {source.name}; set max_staleness: 0, or source: student"
+        )
     if not PREFERRED & set(rollout.source.other_writers):
         problems += [
             f"scorers.{name}: it learns to prefer the teacher's answers to the student's, and with "
@@ -156,29 +163,41 @@ def find_scorer_problems(
 
 
 def _find_guide_problems(
-    scorers: Mapping[str, ScorerSettings], rollout: RolloutConfig
+    scorers: Mapping[str, ScorerSettings], source: SourceConfig, where: str, instead: str
 ) -> list[str]:
     """Return the problems that keep a source from asking its scorer while it writes."""
-    source = rollout.source
     guide = source.guide
     if guide is None:
         return []
-    problems = []
-    where = f"rollout.source: {source.name}(scorer={guide})"
     if guide not in scorers:
-        problems.append(
+        return [
             f"{where}: no scorer is named {guide!r}; add it to scorers: "
-            f"{{{guide}: {{type: {source.guide_example}}}}}, or set source: student"
-        )
-    elif source.guide_rejects and not scorers[guide].rejects:
-        problems.append(
+            f"{{{guide}: {{type: {source.guide_example}}}}}, or {instead}"
+        ]
+    if source.guide_rejects and not scorers[guide].rejects:
+        return [
             f"{where}: scorer {guide!r} rejects no answers; use a scorer that does, such as "
             f"{{type: {source.guide_example}}}"
-        )
-    if rollout.max_staleness:
+        ]
+    return []
+
+
+def find_search_problems(
+    search: HeldoutSearch | None, scorers: Mapping[str, ScorerSettings]
+) -> list[str]:
+    """Return why a source cannot answer the held-out prompts without their reference answers."""
+    if search is None:
+        return []
+    source, guide = search.source, search.source.guide
+    where = "evaluation.search.source"
+    if reason := source.explain_no_evaluation():
+        advice = "" if "; set " in reason else "; set search(scorer=NAME, reward=scorer, keep=1)"
+        return [f"{where}: {source.name} {reason}{advice}"]
+    problems = _find_guide_problems(scorers, source, where, "leave evaluation.search out")
+    if not problems and guide is not None and scorers[guide].shows_reference:
         problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and scorer {guide!r}, which may learn from "
-            f"each step, guides the {source.name}; set max_staleness: 0, or source: student"
+            f"{where}: scorer {guide!r} reads the rows' answers, which an evaluation may not; take "
+            f"{{reference}} out of scorers.{guide}.template, or use {{type: {source.guide_example}}}"
         )
     return problems
 

@@ -28,6 +28,7 @@ from practicum.recipe.possible import (
     find_engine_problems,
     find_note_problems,
     find_scorer_problems,
+    find_search_problems,
     find_segment_problems,
     find_staleness_problems,
     find_truncation_problem,
@@ -191,6 +192,7 @@ class Recipe(FrozenConfig):
             self.frozen_models,
         )
         problems += find_scorer_problems(self.objective, self.scorers, self.rollout)
+        problems += find_search_problems(self.evaluation.search, self.scorers)
         problems += find_note_problems(
             self.notes, self.scorers, self.teacher, self.reference, self.rollout
         )

@@ -10,7 +10,7 @@ from practicum.core.plugins import Plugin
 from practicum.models.config import FinishedStage
 from practicum.models.starting_values import CAREFUL
 from practicum.ports import AdamParams
-from practicum.rollouts import SourceChoice
+from practicum.rollouts import HeldoutSearch, SourceChoice
 from practicum.rollouts.sources import student
 from practicum.types import FrozenConfig, Pace, SamplingParams
 
@@ -280,4 +280,9 @@ class EvaluationConfig(FrozenConfig):
         default=None,
         ge=1,
         description="steps between evaluations during training; none: only before and after",
+    )
+    search: HeldoutSearch | None = Field(
+        default=None,
+        description="`{source, n: 8, temperature: 1}`: a source that also answers each prompt with the "
+        "best of `n` answers: see [evaluation](evaluation.md#search); none: only plain answers",
     )

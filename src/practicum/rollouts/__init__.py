@@ -5,6 +5,7 @@ from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.segments import Segments
 from practicum.rollouts.source import (
     SOURCES,
+    HeldoutSearch,
     RolloutWriters,
     SourceChoice,
     SourceConfig,
@@ -30,6 +31,7 @@ from practicum.rollouts.writing import (
 __all__ = [
     "NOTE_KINDS",
     "SOURCES",
+    "HeldoutSearch",
     "RolloutArchive",
     "RolloutBatch",
     "RolloutRow",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
-from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
+from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema
 
 from practicum.core.calls import Call
 from practicum.core.plugins import PLUGIN_KEY, read_part
@@ -35,7 +35,7 @@ from practicum.rollouts.segments import Segments
 from practicum.rollouts.tape import RolloutArchive, RolloutRow
 from practicum.rollouts.traffic import Traffic
 from practicum.text import Renderer
-from practicum.types import Metrics, Prompt, Rollout, Sample
+from practicum.types import FrozenConfig, Metrics, Prompt, Rollout, Sample
 
 SOURCES = "practicum.rollouts.sources"
 """The package with the sources, one file each."""
@@ -82,6 +82,7 @@ class SourceConfig(Call):
     - reads_answers: it needs the answers of the rows
     - instead: the source to suggest for single answers, if this source only holds conversations
     - guide_rejects, guide_example: whether its guide must reject parts of answers, and an example
+    - explain_no_evaluation: the reason why it cannot answer held-out prompts
     - fixed: settings of a recipe that a resumed run cannot change with this source, with the reason
     """
 
@@ -158,6 +159,14 @@ class SourceConfig(Call):
                 f"such as walker, or set source: {self.instead} for single answers"
             )
         return None
+
+    def explain_no_evaluation(self) -> str | None:
+        """Return why the source cannot answer held-out prompts; None if it can.
+
+        It can if it gives a loss to one answer per prompt, and chooses this answer without the
+        row's answer, its privileged fields and the verifier.
+        """
+        return "may read the rows' answers or the verifier, or returns several answers"
 
     def explain_no_generation(self, who: str) -> str:
         """Return the error text for a model that has to write for this source, and cannot."""
@@ -363,3 +372,11 @@ SourceChoice = Annotated[
     WithJsonSchema({PLUGIN_KEY: SOURCES}),
 ]
 """A source in a recipe: its name, a call such as `mix(student=0.5)`, a mapping, or a function."""
+
+
+class HeldoutSearch(FrozenConfig):
+    """A source that writes `n` answers to each held-out prompt, and gives a loss to the best."""
+
+    source: SourceChoice
+    n: int = Field(default=8, ge=1)
+    temperature: float = Field(default=1.0, ge=0)

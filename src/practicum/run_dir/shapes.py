@@ -187,6 +187,7 @@ Measured = Annotated[EvaluationShape, AfterValidator(_check_counts)]
 class _Before(_OpenShape):
     student: Measured | None
     teacher: Measured | None
+    search: Measured | None = None
     cost: dict[str, Number]
 
 
@@ -260,6 +261,7 @@ class _Summary(_OpenShape):
     verdict: _RunVerdictShape
     alarms: dict[str, Count]
     best: _BestShape | None = None
+    search: dict[str, Any] = {}
     cost: _Cost
     scaling: dict[str, Any]
     samples: list[_SampleShape]

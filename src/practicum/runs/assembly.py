@@ -237,7 +237,8 @@ def build_evaluation_settings(
     sampling = SamplingParams(
         new_tokens, config.temperature, stop_ids=stop_ids, max_turns=config.max_turns
     )
-    return EvaluationSettings(prompts[: config.prompts], config.samples, sampling, recipe.seed)
+    chosen = prompts[: config.prompts]
+    return EvaluationSettings(chosen, config.samples, sampling, recipe.seed, config.search)
 
 
 def split_training_prompts(
@@ -304,7 +305,13 @@ def _prepare_inputs(
         torch.set_num_threads(recipe.train.threads)
     packages: list[str] = []
     task = build_task(recipe, rejected, packages)
-    if problems := list_task_problems(recipe.rollout.source, recipe.objective, task):
+    problems = list_task_problems(recipe.rollout.source, recipe.objective, task)
+    if recipe.evaluation.search is not None and task.converses:
+        problems.append(
+            "evaluation.search: it searches single answers, and this task answers every turn; "
+            "leave evaluation.search out"
+        )
+    if problems:
         raise CapabilityError(problems)
     ledger, stack = Ledger(), exit_stack or ExitStack()
     context = BackendContext(

@@ -27,7 +27,7 @@ from practicum.recipe import (
     resolve_recipe,
     validate_fields,
 )
-from practicum.rollouts import add_rewards
+from practicum.rollouts import RolloutWriters, add_rewards
 from practicum.rows import PromptSet, keep_answer
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import build_evaluation_settings
@@ -53,7 +53,12 @@ from practicum.runs.state import restore_components
 from practicum.statistics import estimate_pass_rates, group_pairs, mean_score
 from practicum.tasks.jsonl import Config
 from practicum.text import Renderer
-from practicum.training.evaluation import EvaluationSettings, answer_heldout, examine_answers
+from practicum.training.evaluation import (
+    EvaluationSettings,
+    answer_heldout,
+    evaluate_search,
+    examine_answers,
+)
 from practicum.types import Prompt, Rollout
 
 log = logging.getLogger(__name__)
@@ -99,6 +104,8 @@ class _Subject:
     task: Task
     teacher: Teacher | None
     settings: EvaluationSettings
+    writers: RolloutWriters | None = None
+    """The writers of the recipe's search; None for rows and for a model, which have no scorers."""
 
 
 def evaluate(  # noqa: PLR0913  (its options, one by one)
@@ -221,7 +228,10 @@ def _open_run(run_dir: RunDir, recipe: Recipe) -> _Subject:
             f"{spell_options(rows='FILE')}"
         )
     parts = built.parts
-    return _Subject(parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation)
+    writers = parts.build_writers(parts.sampler)
+    return _Subject(
+        parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation, writers
+    )
 
 
 def _open_model(name: str, recipe: Recipe) -> _Subject:
@@ -297,6 +307,9 @@ def _measure(
                 del summary[key]
         else:
             summary |= _estimate_rates(rollouts, settings, right, "")
+        searched = subject.writers and evaluate_search(subject.writers, settings)
+        if searched:
+            summary["search"] = searched.summarize()
         for grading in named:
             graded = _grade(rollouts, grading)
             suffix = f"[{grading.name}]"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from practicum.core.waits import show_wait
 from practicum.errors import CheckpointError, RecipeError
@@ -21,6 +21,7 @@ from practicum.runs.outcome import RunEvaluations, build_readings
 from practicum.statistics.heldout import Evaluation
 from practicum.training.evaluation import (
     answer_heldout,
+    evaluate_search,
     evaluate_teacher,
     examine_answers,
     show_notes_of,
@@ -39,6 +40,8 @@ class RunEvaluator:
         self._components = components
         self._before: Evaluation | None = None
         self._teacher: Evaluation | None = None
+        self._searched: dict[str, Evaluation] = {}
+        """The evaluations of the answers that the recipe's search chooses, `before` and `after`."""
         self._costs: dict[str, Metrics] = {}
         self._newest: tuple[Evaluation | None, Metrics] | None = None
         """The evaluation of the present weights and its cost, until a step changes them."""
@@ -59,11 +62,11 @@ class RunEvaluator:
                 f"{path} is missing, so the trained student cannot be compared with the initial one"
             )
         else:
-            self._before = self._evaluate("before training")
+            self._before = self._evaluate("before", "before training")
             self._teacher = self._evaluate_teacher()
             cost = self._costs["before"] = self._components.parts.ledger.take()
             evaluations = {"student": _encode(self._before), "teacher": _encode(self._teacher)}
-            write_json(path, {**evaluations, "cost": cost})
+            write_json(path, {**evaluations, **self._encode_search("before"), "cost": cost})
 
     def check_metric(self) -> None:
         """Raise RecipeError if the metric that chooses the best step cannot be measured."""
@@ -88,27 +91,37 @@ class RunEvaluator:
         self._newest = None
         if not self.is_due(step):
             return {}
-        evaluation = self._evaluate(f"after step {step}")
+        evaluation = self._evaluate("after", f"after step {step}")
         # The budget only pays for training, so the cost of this evaluation leaves the ledger.
         self._newest = evaluation, self._components.parts.ledger.take()
         if evaluation is None:
             return {}
-        return build_readings(self._before, evaluation, self._recipe)
+        readings = build_readings(self._before, evaluation, self._recipe)
+        searched = self._searched.get("after")
+        if searched is not None and searched.accuracy is not None:
+            readings["heldout_search_accuracy"] = searched.accuracy.mean
+        return readings
 
     def evaluate_after(self) -> RunEvaluations:
         """Evaluate the trained student, and return all evaluations of the run."""
         if self._newest is None:
-            self._newest = self._evaluate("after training"), self._components.parts.ledger.take()
+            evaluation = self._evaluate("after", "after training")
+            self._newest = evaluation, self._components.parts.ledger.take()
         evaluation, self._costs["after"] = self._newest
-        write_json(self._run_dir.path / "after.json", {"student": _encode(evaluation)})
-        return RunEvaluations(self._before, self._teacher, evaluation, self._costs)
+        content = {"student": _encode(evaluation), **self._encode_search("after")}
+        write_json(self._run_dir.path / "after.json", content)
+        return RunEvaluations(self._before, self._teacher, evaluation, self._costs, self._searched)
 
-    def _evaluate(self, when: str) -> Evaluation | None:
+    def _evaluate(self, key: Literal["before", "after"], when: str) -> Evaluation | None:
+        """Evaluate plain answers, and store the evaluation with the recipe's search if it has one."""
         parts, settings = self._components.parts, self._components.evaluation
         if settings is None:
             return None
         name = f"evaluating {len(settings.prompts)} held-out prompts {when}"
         log.info(name)
+        searched = evaluate_search(parts.build_writers(parts.sampler), settings)
+        if searched is not None:
+            self._searched[key] = searched
         with show_wait(name):
             self._answers = answer_heldout(
                 parts.sampler, parts.renderer, parts.task, settings, self._notes, rescored=True
@@ -123,6 +136,10 @@ class RunEvaluator:
                 self._notes,
             )
 
+    def _encode_search(self, key: Literal["before", "after"]) -> dict[str, Any]:
+        """Return the evaluation with the search for a file; empty without a search."""
+        return {"search": asdict(self._searched[key])} if key in self._searched else {}
+
     def _evaluate_teacher(self) -> Evaluation | None:
         parts, settings = self._components.parts, self._components.evaluation
         if settings is None or not self._recipe.evaluation.teacher:
@@ -136,7 +153,9 @@ class RunEvaluator:
 
     def _read_back(self) -> None:
         path, settings = self._run_dir.path / "before.json", self._components.evaluation
-        self._before, self._teacher, self._costs["before"] = read_evaluations(path)
+        self._before, self._teacher, searched, self._costs["before"] = read_evaluations(path)
+        if searched is not None:
+            self._searched["before"] = searched
         count = 0 if settings is None else len(settings.prompts) * settings.samples
         if self._before is not None and len(self._before.answers) != count:
             raise CheckpointError(
@@ -145,14 +164,16 @@ class RunEvaluator:
             )
 
 
-def read_evaluations(path: Path) -> tuple[Evaluation | None, Evaluation | None, Metrics]:
-    """Return the evaluations of student and teacher in before.json, and their cost."""
+def read_evaluations(
+    path: Path,
+) -> tuple[Evaluation | None, Evaluation | None, Evaluation | None, Metrics]:
+    """Return before.json: the evaluations of student, teacher and search, and their cost."""
     saved = read_json(path, shapes.BEFORE)
-    student, teacher = (
-        None if saved[who] is None else Evaluation.from_json(saved[who])
-        for who in ("student", "teacher")
+    student, teacher, searched = (
+        None if saved.get(who) is None else Evaluation.from_json(saved[who])
+        for who in ("student", "teacher", "search")
     )
-    return student, teacher, saved["cost"]
+    return student, teacher, searched, saved["cost"]
 
 
 def _select_notes(recipe: Recipe, notes: Mapping[str, Note]) -> Mapping[str, Note]:

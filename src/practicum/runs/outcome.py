@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from practicum.costs import ModelDims, summarize_costs
@@ -32,18 +32,35 @@ from practicum.types import Metrics
 
 @dataclass(frozen=True, slots=True)
 class RunEvaluations:
-    """The evaluations of the student before and after training and of its teacher, with costs."""
+    """The evaluations of the student before and after training and of its teacher, with costs.
+
+    `searched` has the evaluations of the answers that the recipe's search chooses, by the same words.
+    """
 
     before: Evaluation | None
     teacher: Evaluation | None
     after: Evaluation | None
     costs: Mapping[str, Metrics]
+    searched: Mapping[str, Evaluation] = field(default_factory=dict)
 
     def compare_accuracy(self, seed: int) -> Interval | None:
         """Return the gain in accuracy, paired by prompt, or None without both evaluations."""
         if self.before is None or self.after is None:
             return None
         return compare_accuracy(self.before, self.after, seed)
+
+    def summarize_search(self, seed: int) -> dict[str, Any]:
+        """Return the field `search` of the summary; empty without a search.
+
+        `gain` is the accuracy with the search minus the accuracy of plain answers after training.
+        """
+        if not self.searched:
+            return {}
+        numbers: dict[str, Any] = {key: part.summarize() for key, part in self.searched.items()}
+        if self.after is not None and "after" in self.searched:
+            gain = compare_accuracy(self.after, self.searched["after"], seed)
+            numbers["gain"] = None if gain is None else asdict(gain)
+        return {"search": numbers}
 
 
 def build_readings(before: Evaluation | None, current: Evaluation, recipe: Recipe) -> Metrics:
@@ -106,6 +123,7 @@ def build_summary(
             sum(row.get("empty_updates", 0.0) for row in rows if not row.get("nonfinite"))
         ),
         **numbers,
+        **evaluations.summarize_search(recipe.seed),
         "verdict": asdict(judge_run(numbers, _read_settings(recipe))),
         "lost_rows": dict(lost_rows),
         "cost": {**summarize_costs(rows), "evaluation": evaluation_costs},
@@ -176,6 +194,9 @@ def print_outcome(
     if accuracy_gain is not None:
         prompts = summary["before"]["prompts"]
         rows["gain in accuracy"] = describe_gain(Interval(**accuracy_gain), prompts)
+    for key, searched in evaluations.searched.items():
+        if searched.accuracy is not None:
+            rows[f"accuracy with search, {key}"] = str(searched.accuracy)
     if summary["alarms"]:
         counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
         rows["alarms"] = f"{counts}; see alarms.jsonl"

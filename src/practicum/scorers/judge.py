@@ -123,6 +123,11 @@ class Config(ScorerSettings):
         return self.min_grade is not None
 
     @property
+    def shows_reference(self) -> bool:
+        """True if the question has the placeholder {reference}."""
+        return "reference" in list_fields(self.template)
+
+    @property
     def rejects(self) -> bool:
         """True if a grade can reject an answer."""
         return self.min_grade is not None

@@ -9,10 +9,13 @@ from torch import Tensor
 from practicum.ports import SamplingClient, Task, Teacher
 from practicum.ports.notes import Note, NoteMoment
 from practicum.rollouts import (
+    HeldoutSearch,
     RolloutBatch,
+    RolloutWriters,
     add_notes,
     add_rewards,
     as_environment,
+    collect_rollouts,
     sample_rollouts,
     sample_teacher_rollouts,
 )
@@ -41,6 +44,7 @@ class EvaluationSettings:
     samples: int
     sampling: SamplingParams
     seed: int
+    search: HeldoutSearch | None = None
 
     @property
     def batch(self) -> RolloutBatch:
@@ -79,6 +83,29 @@ def answer_heldout(
     )
     # No step trains on these rollouts, so every evaluation makes their notes as in step 0.
     return add_notes(add_rewards(rollouts, task), notes or {}, NoteMoment(0, client))
+
+
+def evaluate_search(writers: RolloutWriters, settings: EvaluationSettings) -> Evaluation | None:
+    """Evaluate the answer that the search chooses for each held-out prompt; None without a search.
+
+    The random stream is the stream of plain completions. The source and its scorer see the prompts
+    without answers and privileged fields, and the verifier only grades the chosen answers.
+    """
+    search, task = settings.search, writers.task
+    if search is None or task is None:
+        return None
+    prompts = [
+        replace(prompt, answer=None, response=None, reasoning=None, privileged={})
+        for prompt in settings.prompts
+    ]
+    batch = replace(settings.batch, prompts=prompts, n=search.n)
+    sampling = replace(settings.sampling, temperature=search.temperature)
+    rollouts = collect_rollouts(batch, search.source, writers, sampling)
+    # If all answers failed, none has a loss, and the first one counts.
+    best = {rollout.prompt.id: rollout for rollout in reversed(rollouts)}
+    best |= {rollout.prompt.id: rollout for rollout in rollouts if rollout.loss_mask.any()}
+    answers = [replace(best[prompt.id], prompt=prompt, reward=None) for prompt in settings.prompts]
+    return _build_evaluation(add_rewards(answers, task), TeacherComparison(), settings.seed)
 
 
 def examine_answers(

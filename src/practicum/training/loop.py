@@ -104,6 +104,22 @@ class StepComponents:
         """Return teacher, reference, scorers and notes by role."""
         return list_followers(self.teacher, self.reference, self.scorers, self.notes)
 
+    def build_writers(self, client: SamplingClient) -> RolloutWriters:
+        """Return the writers of rollouts, with the student that `client` samples from."""
+        return RolloutWriters(
+            client,
+            self.teacher,
+            self.renderer,
+            self.archive,
+            as_environment(self.task, self.renderer),
+            self.reference,
+            self.task,
+            self.scorers,
+            self.notes,
+            self.traffic,
+            self.segments,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -159,20 +175,7 @@ def generate_rollouts(
     curriculum = parts.curriculum
     prompts = curriculum.select(*name) if curriculum else select_prompts(parts.prompts, *name)
     batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)
-    writers = RolloutWriters(
-        client,
-        parts.teacher,
-        parts.renderer,
-        parts.archive,
-        as_environment(parts.task, parts.renderer),
-        parts.reference,
-        parts.task,
-        parts.scorers,
-        parts.notes,
-        parts.traffic,
-        parts.segments,
-    )
-    rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
+    rollouts = collect_rollouts(batch, plan.source, parts.build_writers(client), plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)
     # The source has already made its own note while sampling.
     notes = {n: note for n, note in parts.notes.items() if n != plan.source.note_made}

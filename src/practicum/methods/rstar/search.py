@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from practicum.core.randomness import seed_of
 from practicum.core.waits import show_wait
@@ -46,8 +46,11 @@ class Config(SourceConfig):
     `step` sets where a step ends: at a line, paragraph or word. The search continues from any of
     the first `depth` steps: `breadth` times from the same step, then from the child with the largest
     mean reward plus `exploration * sqrt(ln N(parent) / N(child))` (UCT). With `scorer`, the scorer's
-    value of a step counts as one additional visit (2501.04519). With `keep`, at most this many answers
-    per prompt have a loss: the best by reward, then by the mean value of their steps.
+    value of a step counts as one additional visit (2501.04519). With `reward=scorer` no verifier is
+    asked: the scorer's value of an answer's last step is backed up instead of a reward, as when the
+    released code (microsoft/rStar) solves test problems. An answer that is cut off or has an invalid
+    step then has no value. With `keep`, at most this many answers per prompt have a loss: the best by
+    the number that is backed up, then by the mean value of their steps.
     """
 
     type: Literal["search"] = "search"
@@ -59,11 +62,24 @@ class Config(SourceConfig):
     exploration: float = Field(default=1.4, ge=0)
     keep: int | None = Field(default=None, ge=1)
     scorer: str | None = None
+    reward: Literal["verifier", "scorer"] = "verifier"
+
+    @model_validator(mode="after")
+    def _check_reward(self) -> "Config":
+        if self.reward == "scorer" and self.scorer is None:
+            raise ValueError("search(reward=scorer) backs up a scorer's values; set scorer=NAME")
+        return self
 
     @property
     def guide(self) -> str | None:
         """Return the scorer."""
         return self.scorer
+
+    def explain_no_evaluation(self) -> str | None:
+        """Return why the search chooses no answer to held-out prompts; None if it chooses one."""
+        if self.reward == "verifier":
+            return "backs up the verifier's rewards; set reward=scorer and scorer=NAME"
+        return None if self.keep == 1 else "returns several answers; set keep=1"
 
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
         """Return the answers of a tree search."""
@@ -101,8 +117,9 @@ class StepSearch:
             for round_number in range(count):
                 self._run_round(trees, round_number)
                 wait.advance()
-        self._report_undecided([rollout for tree in trees for rollout in tree.rollouts])
-        return [rollout for tree in trees for rollout in tree.finish(self.source.keep)]
+        if self.source.reward == "verifier":
+            self._report_undecided([rollout for tree in trees for rollout in tree.rollouts])
+        return [rollout for tree in trees for rollout in tree.finish(self.source)]
 
     def _run_round(self, trees: "Sequence[_PromptTree]", number: int) -> None:
         """Add one answer to each tree: select, sample, reward, back up."""
@@ -121,6 +138,8 @@ class StepSearch:
             tree.add(start, *self._list_valid_steps(start, sample, rollout), self._reward(rollout))
         if self.scorer is not None:
             self._score_steps(trees, self.scorer)
+        for tree in trees:
+            tree.back_up(self.source.reward)
 
     def _score_steps(self, trees: "Sequence[_PromptTree]", scorer: Scorer) -> None:
         """Set the scorer's values of the new nodes of the round."""
@@ -175,8 +194,9 @@ class StepSearch:
         return steps[: max(count, 0)], count >= len(steps)
 
     def _reward(self, rollout: Rollout) -> Rollout:
-        failed = rollout.stop_reason in FAILURES
-        return rollout if failed else ask_reward(self.task, rollout)
+        if self.source.reward == "scorer" or rollout.stop_reason in FAILURES:
+            return rollout
+        return ask_reward(self.task, rollout)
 
     @staticmethod
     def _report_undecided(rollouts: Sequence[Rollout]) -> None:
@@ -193,13 +213,14 @@ class StepSearch:
 
 @dataclass(slots=True)
 class _PromptTree:
-    """The tree of one prompt, with its current rollouts and the last node of each rollout."""
+    """The tree of one prompt, with its current rollouts, and the last node and value of each."""
 
     tree: SearchTree
     keys: Sequence[RolloutKey]
     prompt_tokens: tuple[int, ...]
     rollouts: list[Rollout] = field(default_factory=list)
     leaves: list[StepNode] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
 
     @classmethod
     def plant(
@@ -214,36 +235,49 @@ class _PromptTree:
     def add(
         self, start: StepNode, steps: Sequence[Tokens], is_whole: bool, rollout: Rollout
     ) -> None:
-        """Add an answer below a node, and back up its reward if it has one."""
-        leaf = self.tree.grow(start, steps, is_whole=is_whole)
-        if rollout.reward is not None:
-            back_up(leaf, rollout.reward)
+        """Add an answer below a node."""
         self.rollouts.append(rollout)
-        self.leaves.append(leaf)
+        self.leaves.append(self.tree.grow(start, steps, is_whole=is_whole))
 
-    def finish(self, keep: int | None) -> list[Rollout]:
+    def back_up(self, reward: Literal["verifier", "scorer"]) -> None:
+        """Back up the value of the newest answer if it has one."""
+        rollout, leaf = self.rollouts[-1], self.leaves[-1]
+        outcome = rollout.reward
+        if reward == "scorer":
+            length = sum(len(node.step) for node in leaf.path)
+            is_complete = rollout.stop_reason == "stop" and length == len(rollout.tokens)
+            outcome = leaf.score if is_complete else None
+        if outcome is not None:
+            back_up(leaf, outcome)
+        self.values.append(outcome)
+
+    def finish(self, source: Config) -> list[Rollout]:
         """Return the rollouts with the values of their steps; dropped rollouts have no loss."""
-        rollouts = [
-            replace(rollout, steps=list_steps(leaf))
-            for rollout, leaf in zip(self.rollouts, self.leaves, strict=True)
-        ]
-        return rollouts if keep is None else keep_best(rollouts, keep)
+        paths = [list_steps(leaf) for leaf in self.leaves]
+        if source.reward == "scorer":
+            # A process model may not learn from its own scores as if they were rewards.
+            paths = [tuple(replace(step, reward=None) for step in steps) for steps in paths]
+        pairs = zip(self.rollouts, paths, strict=True)
+        rollouts = [replace(rollout, steps=steps) for rollout, steps in pairs]
+        return rollouts if source.keep is None else keep_best(rollouts, self.values, source.keep)
 
 
-def keep_best(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
+def keep_best(
+    rollouts: Sequence[Rollout], values: Sequence[float | None], count: int
+) -> list[Rollout]:
     """Return a prompt's rollouts, with a loss only for the best `count`.
 
-    Rollouts are ranked by reward, then by the mean value of their steps.
+    Rollouts are ranked by the `values` that were backed up, then by the mean value of their steps.
     """
-    order = sorted(range(len(rollouts)), key=lambda row: _rank(rollouts[row]), reverse=True)
-    chosen = set(order[:count])
+    ranks = [_rank(*pair) for pair in zip(rollouts, values, strict=True)]
+    chosen = set(sorted(range(len(rollouts)), key=ranks.__getitem__, reverse=True)[:count])
     return [rollout if row in chosen else _mask(rollout) for row, rollout in enumerate(rollouts)]
 
 
-def _rank(rollout: Rollout) -> tuple[float, float, int]:
+def _rank(rollout: Rollout, value: float | None) -> tuple[float, float, int]:
     values = [step.value for step in rollout.steps if step.value is not None]
-    reward = float("-inf") if rollout.reward is None else rollout.reward
-    return reward, sum(values) / len(values) if values else 0.0, -rollout.sample
+    mean = sum(values) / len(values) if values else 0.0
+    return float("-inf") if value is None else value, mean, -rollout.sample
 
 
 def _mask(rollout: Rollout) -> Rollout:
