@@ -139,6 +139,8 @@ class Sample:
     exactly; otherwise None.
     """
     states: TextStates | None = field(default=None, compare=False, repr=False)
+    authors: UInt8[Tensor, " T"] | None = None
+    """The author of each token as an index into `AUTHORS`; None if one author wrote all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -491,3 +491,8 @@ def gamma_opd(case: Case) -> Tensor:
             to_come = gap(token) + to_come / 2
             losses.append(policy_gradient(token, to_come))
     return total(losses) / case.count
+
+
+def skd(case: Case) -> Tensor:
+    """2410.11325 as released: the mean KL(T || S) over the tokens of both writers."""
+    return case.token_mean(forward)

@@ -16,6 +16,7 @@ from practicum.objective import Full, Sampled, TopK
 from practicum.ports import (
     Capabilities,
     MixedRequest,
+    MixtureRule,
     SamplingClient,
     TeacherContext,
 )
@@ -153,7 +154,7 @@ def test_a_mixture_of_both_is_over_the_students_tokens() -> None:
     requests = [MixedRequest(PROMPT, (*PROMPT, FIRST), seed) for seed in range(40)]
     params = SamplingParams(6)
     for share in (0.5, 1.0):
-        samples = student.sample_mixed(requests, translated(teacher), share, params)
+        samples = student.sample_mixed(requests, translated(teacher), MixtureRule(share), params)
         written = {t for sample in samples for t in sample.tokens.tolist()}
         assert written <= set(range(12 if share < 1 else 11))
         assert share == 1.0 or OWN in written

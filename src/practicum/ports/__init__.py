@@ -32,6 +32,10 @@ from practicum.ports.tasks import TaskContext as TaskContext
 from practicum.ports.tasks import Toolbox as Toolbox
 from practicum.ports.tasks import ToolSession as ToolSession
 from practicum.ports.tasks import TurnRequest as TurnRequest
+from practicum.ports.together import JointTokens as JointTokens
+from practicum.ports.together import MixtureRule as MixtureRule
+from practicum.ports.together import Reading as Reading
+from practicum.ports.together import TokenRule as TokenRule
 from practicum.text import Renderer, VocabularyMap, compare_renderers
 from practicum.types import (
     Datum,
@@ -86,11 +90,15 @@ class DecodeBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MixedRequest:
-    """One completion to sample from student and teacher together, with the prompt of each."""
+    """One completion to sample from student and teacher together, with the prompt of each.
+
+    Each model has the random stream with which it would write the completion alone.
+    """
 
     prompt_tokens: tuple[int, ...]
     teacher_prompt_tokens: tuple[int, ...]
     seed: int
+    teacher_seed: int = 0
 
 
 class SamplingClient:
@@ -141,13 +149,10 @@ class SamplingClient:
         self,
         requests: Sequence[MixedRequest],
         teacher: "SamplingClient",
-        teacher_weight: float,
+        rule: TokenRule,
         params: SamplingParams,
     ) -> list[Sample]:
-        """Sample one completion per request from a mixture of both models' token distributions.
-
-        The teacher's distribution has the weight `teacher_weight`, this model's has the remainder.
-        """
+        """Sample one completion per request, each token by the rule from both models' readings."""
         raise NotImplementedError
 
 

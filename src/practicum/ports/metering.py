@@ -18,6 +18,7 @@ from practicum.ports import (
     MixedRequest,
     SamplingClient,
     ScalarModel,
+    TokenRule,
     TrainingClient,
 )
 from practicum.ports.wrapping import WrappedClient
@@ -104,11 +105,11 @@ class MeteredSampler(WrappedClient):
         self,
         requests: Sequence[MixedRequest],
         teacher: SamplingClient,
-        teacher_weight: float,
+        rule: TokenRule,
         params: SamplingParams,
     ) -> list[Sample]:
-        """Sample from the mixture and count the tokens of both models."""
-        samples = super().sample_mixed(requests, teacher, teacher_weight, params)
+        """Sample with both models and count the tokens of both."""
+        samples = super().sample_mixed(requests, teacher, rule, params)
         self.count([request.prompt_tokens for request in requests], samples)
         # The teacher decoded through `open_decode_batch`, which counts nothing.
         if isinstance(teacher, MeteredSampler):

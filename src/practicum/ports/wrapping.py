@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from practicum.objective import Capabilities, Signal
-from practicum.ports import DecodeBatch, MixedRequest, SamplingClient
+from practicum.ports import DecodeBatch, MixedRequest, SamplingClient, TokenRule
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
@@ -44,8 +44,8 @@ class WrappedClient(SamplingClient):
         self,
         requests: Sequence[MixedRequest],
         teacher: SamplingClient,
-        teacher_weight: float,
+        rule: TokenRule,
         params: SamplingParams,
     ) -> list[Sample]:
-        """Sample from the mixture of the client and a teacher."""
-        return self.bare.sample_mixed(requests, teacher, teacher_weight, params)
+        """Sample with the client and a teacher together."""
+        return self.bare.sample_mixed(requests, teacher, rule, params)

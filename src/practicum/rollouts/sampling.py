@@ -140,6 +140,7 @@ class RolloutSampler:
                 sample=key.number,
                 source=source,
                 states=sample.states,
+                authors=sample.authors,
                 opens_thoughts=self.renderer.opens_thoughts,
             )
             for key, prompt_tokens, sample, text in zip(keys, prompts, samples, texts, strict=True)

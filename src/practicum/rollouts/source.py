@@ -301,6 +301,12 @@ def list_writer_problems(
     problems = []
     if "teacher" in source.other_writers and not teacher.writes:
         problems.append(source.explain_no_generation(f"teacher {kind!r}"))
+    elif source.mixes_tokens and teacher.by_span:
+        problems.append(
+            f"rollout.source: {source.model_dump()} lets student and teacher write one text token by "
+            f"token, and teacher {kind!r} has another tokenizer; set source: student, or use a "
+            "teacher with the student's tokenizer"
+        )
     if "reference" in source.other_writers and reference is None:
         problems.append(
             f"rollout.source: {source.model_dump()} needs a reference, and the recipe has none; "

@@ -21,7 +21,7 @@ from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.objective import Full, Objective, Sampled
-from practicum.ports import MixedRequest, SampleRequest, SamplingClient
+from practicum.ports import MixedRequest, MixtureRule, SampleRequest, SamplingClient
 from practicum.types import HeadLike, SamplingParams, ScoreRequest
 
 SHAPES = {
@@ -101,14 +101,14 @@ def test_it_decodes_together_with_another_model(folder: Path, residency: str) ->
     visiting, student = client(folder, residency), client(folder, "resident")
     assert visiting.decodes_by_token and student.decodes_by_token
     requests = [MixedRequest((3, 4), (5, 6, 7), 1), MixedRequest((3,), (4,), 2)]
-    written = student.sample_mixed(requests, visiting, 0.5, SamplingParams(5))
-    expected = student.sample_mixed(requests, student, 0.5, SamplingParams(5))
+    written = student.sample_mixed(requests, visiting, MixtureRule(0.5), SamplingParams(5))
+    expected = student.sample_mixed(requests, student, MixtureRule(0.5), SamplingParams(5))
     assert [sample.tokens.tolist() for sample in written] == [
         sample.tokens.tolist() for sample in expected
     ]
     assert [
         len(sample.tokens)
-        for sample in visiting.sample_mixed(requests, student, 0.5, SamplingParams(5))
+        for sample in visiting.sample_mixed(requests, student, MixtureRule(0.5), SamplingParams(5))
     ] == [5, 5]
 
 

@@ -12,10 +12,10 @@ from backends.tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 from practicum.backends.local import sampler as local_sampler
 from practicum.backends.local.device_limits import ON_CPU
 from practicum.backends.local.drawing import (
+    TokenReading,
     draw_exponentials,
     open_random_stream,
     sample_by_exponential_race,
-    sample_mixed_tokens,
     sampling_logprobs,
 )
 from practicum.backends.local.host_states import HostStates
@@ -23,7 +23,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs.segments import FEWEST_SAVED_TOKENS
 from practicum.objective import Full, Sampled, TopK
-from practicum.ports import MixedRequest, WeightUpdateRule
+from practicum.ports import MixedRequest, MixtureRule, WeightUpdateRule
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 STOPS = frozenset({2, 17, 30, 41})
@@ -424,7 +424,9 @@ def test_logprobs_of_a_mixed_sample_are_those_of_the_mixture(model, share, tempe
     other = tiny("llama", seed=5)
     params = SamplingParams(12, temperature, stop_ids=STOPS)
     asked = mixed(requests())
-    samples = LocalSampler(model).sample_mixed(asked, LocalSampler(other), share, params)
+    samples = LocalSampler(model).sample_mixed(
+        asked, LocalSampler(other), MixtureRule(share), params
+    )
     for request, sample in zip(asked, samples, strict=True):
         tokens = sample.tokens.tolist()
         own = logprobs_by_transformers(model, request.prompt_tokens, tokens)
@@ -445,7 +447,7 @@ def test_no_share_of_the_teacher_is_the_student_to_the_bit(model):
     params = SamplingParams(12, temperature=0.8, top_k=9, top_p=0.9, stop_ids=STOPS)
     alone = LocalSampler(model).sample(requests(), params)
     together = LocalSampler(model).sample_mixed(
-        mixed(requests()), LocalSampler(tiny(seed=5)), 0.0, params
+        mixed(requests()), LocalSampler(tiny(seed=5)), MixtureRule(0.0), params
     )
     assert equal(alone, together)
     assert all(
@@ -461,7 +463,7 @@ def test_the_teachers_whole_share_is_the_teacher(model):
     alone = teacher.sample(
         [SampleRequest(request.teacher_prompt_tokens, request.seed) for request in asked], params
     )
-    together = LocalSampler(model).sample_mixed(asked, teacher, 1.0, params)
+    together = LocalSampler(model).sample_mixed(asked, teacher, MixtureRule(1.0), params)
     assert equal(alone, together)
     assert not any(
         torch.equal(a.policy_logprobs, b.policy_logprobs)
@@ -472,15 +474,19 @@ def test_the_teachers_whole_share_is_the_teacher(model):
 def test_a_mixed_request_gets_the_same_tokens_in_any_company(model):
     teacher, params = LocalSampler(tiny(seed=5)), SamplingParams(12, stop_ids=STOPS)
     asked = mixed(requests(shared=20))
-    together = LocalSampler(model).sample_mixed(asked, teacher, 0.4, params)
+    together = LocalSampler(model).sample_mixed(asked, teacher, MixtureRule(0.4), params)
     assert same(
-        together, LocalSampler(model, batch_size=3).sample_mixed(asked, teacher, 0.4, params)
+        together,
+        LocalSampler(model, batch_size=3).sample_mixed(asked, teacher, MixtureRule(0.4), params),
     )
     assert same(
         together,
-        [LocalSampler(model).sample_mixed([one], teacher, 0.4, params)[0] for one in asked],
+        [
+            LocalSampler(model).sample_mixed([one], teacher, MixtureRule(0.4), params)[0]
+            for one in asked
+        ],
     )
-    assert LocalSampler(model).sample_mixed([], teacher, 0.4, params) == []
+    assert LocalSampler(model).sample_mixed([], teacher, MixtureRule(0.4), params) == []
 
 
 def test_frequencies_of_mixed_sequences_are_their_probabilities_by_enumeration():
@@ -489,7 +495,7 @@ def test_frequencies_of_mixed_sequences_are_their_probabilities_by_enumeration()
     prompt, longer, share, draws = (1, 2), (2, 0, 1, 2), 0.3, 2000
     asked = [MixedRequest(prompt, longer, seed) for seed in range(draws)]
     samples = LocalSampler(student, batch_size=500).sample_mixed(
-        asked, LocalSampler(teacher), share, SamplingParams(2)
+        asked, LocalSampler(teacher), MixtureRule(share), SamplingParams(2)
     )
     seen = [tuple(sample.tokens.tolist()) for sample in samples]
     total = 0.0
@@ -525,11 +531,11 @@ def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modul
     for value in model.trainable_parameters().values():
         value.data.mul_(1.1)
     asked = mixed(requests())
-    found = student.sample_mixed(asked, teacher, 0.5, params)
-    assert equal(found, student.sample_mixed(asked, LocalSampler(before), 0.5, params))
+    found = student.sample_mixed(asked, teacher, MixtureRule(0.5), params)
+    assert equal(found, student.sample_mixed(asked, LocalSampler(before), MixtureRule(0.5), params))
     assert not same(found, student.sample(requests(), params))
     assert equal(
-        teacher.sample_mixed(asked, student, 0.0, params),
+        teacher.sample_mixed(asked, student, MixtureRule(0.0), params),
         LocalSampler(before).sample(requests(), params),
     )
 
@@ -547,7 +553,10 @@ def test_a_mixture_has_no_banned_tokens(share: float) -> None:
     logits[:, 3], teacher[:, 3], teacher[:, 1] = 9.0, 9.0, 1.0
     params = SamplingParams(4, banned_ids=frozenset({3}))
     noise = draw_exponentials([open_random_stream(seed) for seed in range(4000)], 5)
-    tokens, sampled, policy = sample_mixed_tokens(logits, teacher, share, params, noise)
+    sides = [TokenReading(side, params, noise) for side in (logits, teacher)]
+    joint = MixtureRule(share).write(range(4000), *sides)
+    tokens, sampled = joint.tokens, joint.logprobs
+    policy = sides[0].compute_policy_logprobs(tokens)
     assert not (tokens == 3).any()
     rest = torch.tensor([0, 1, 2, 4])
     sides = (teacher[0, rest].softmax(-1), logits[0, rest].softmax(-1))

@@ -1,7 +1,8 @@
 """Sample the next token of each row from its logits and its own random stream."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -122,30 +123,49 @@ def _draw_natively(
     return tokens, sampled, policy
 
 
-def sample_mixed_tokens(
-    logits: Float[Tensor, "B V"],
-    teacher_logits: Float[Tensor, "B V"],
-    share: float,
-    params: SamplingParams,
-    noise: Float[Tensor, "B N"],
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Sample from `share` of the teacher's and 1 - `share` of the model's distribution.
+@dataclass(frozen=True)
+class TokenReading:
+    """See `practicum.ports.Reading`. `noise` is drawn by `draw_exponentials`."""
 
-    Banned tokens are in neither. Returns the same as `sample_tokens`.
-    """
-    if share == 0:
-        return sample_tokens(logits, params, noise)
-    policy = torch.log_softmax(logits, dim=-1)
-    sides = [(share, torch.log_softmax(teacher_logits, dim=-1)), (1.0 - share, policy)]
-    if params.banned_ids:
-        banned = torch.tensor(sorted(params.banned_ids), device=logits.device)
-        sides = [
-            (weight, torch.log_softmax(side.index_fill(-1, banned, -torch.inf), dim=-1))
-            for weight, side in sides
-        ]
-    mixed = F.mixture([(weight, sampling_logprobs(side, params)) for weight, side in sides])
-    tokens, sampled = sample_by_exponential_race(mixed, noise)
-    return tokens, sampled, F.gather_logprobs(policy, tokens)
+    logits: Float[Tensor, "B V"]
+    params: SamplingParams
+    noise: Float[Tensor, "B N"]
+    library: NativeLibrary | None = None
+
+    @property
+    def logprobs(self) -> Float[Tensor, "B V"]:
+        """The sampling distribution."""
+        return self._logprobs
+
+    @cached_property
+    def _logprobs(self) -> Float[Tensor, "B V"]:
+        logits = self.logits
+        if self.params.banned_ids:
+            banned = torch.tensor(sorted(self.params.banned_ids), device=logits.device)
+            logits = logits.index_fill(-1, banned, -torch.inf)
+        return sampling_logprobs(torch.log_softmax(logits, dim=-1), self.params)
+
+    @cached_property
+    def _samples(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+        """The tokens that the model writes alone; see `sample_tokens`."""
+        return sample_tokens(self.logits, self.params, self.noise, self.library)
+
+    @property
+    def proposal(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+        """The tokens that the model writes alone, with their sampling log-probabilities."""
+        return self._samples[:2]
+
+    def draw(self, scores: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+        """Sample from the softmax of `scores` with the same random numbers."""
+        return sample_by_exponential_race(scores, self.noise)
+
+    def compute_policy_logprobs(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Return the tokens' untempered log-probabilities."""
+        # The model's own token keeps the exact number that the model alone would record.
+        proposed, _, policy = self._samples
+        return torch.where(
+            tokens == proposed, policy, _compute_untempered_logprobs(self.logits, tokens)
+        )
 
 
 def sample_by_exponential_race(

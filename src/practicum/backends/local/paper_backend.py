@@ -223,7 +223,7 @@ class PaperClient(SelfTeacher):
         self,
         requests: Sequence[MixedRequest],
         teacher: object,
-        teacher_weight: float,
+        rule: object,
         params: SamplingParams,
     ) -> list[Sample]:
         """Return completions of the assumed length."""
@@ -233,7 +233,7 @@ class PaperClient(SelfTeacher):
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int
     ) -> DecodeBatch:
-        """Raise AssertionError: `sample_mixed` counts both sides of a mixture."""
+        """Raise AssertionError: `sample_mixed` counts both models."""
         raise AssertionError("paper is not read token by token")
 
 

@@ -28,7 +28,7 @@ from practicum.models.config import ScorerConfig
 from practicum.models.digests import ModelRecord
 from practicum.models.sources import find_folder, is_adapter_folder
 from practicum.objective import EVERY_SIGNAL, Signal
-from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient
+from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient, TokenRule
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
@@ -181,13 +181,13 @@ class OffloadedSampler(SamplingClient):
         self,
         requests: Sequence[MixedRequest],
         teacher: SamplingClient,
-        teacher_weight: float,
+        rule: TokenRule,
         params: SamplingParams,
     ) -> list[Sample]:
-        """Sample one completion a request from a mixture of this model and the teacher."""
+        """Sample one completion a request from this model and the teacher together."""
         if not requests:
             return []
-        return self._fetch().sample_mixed(requests, teacher, teacher_weight, params)
+        return self._fetch().sample_mixed(requests, teacher, rule, params)
 
     def open_decode_batch(
         self, prompts: Sequence[tuple[int, ...]], max_rows: int, max_new_tokens: int

@@ -19,11 +19,11 @@ from practicum.backends.local.decode_batch import open_decode_batch
 from practicum.backends.local.decode_step import Steps
 from practicum.backends.local.device_limits import find_limits
 from practicum.backends.local.drawing import (
+    TokenReading,
     build_divergence_error,
     draw_exponentials,
     open_random_stream,
     open_request_stream,
-    sample_mixed_tokens,
     sample_tokens,
 )
 from practicum.backends.local.host_states import DEVICE_BYTES, HostStore
@@ -39,9 +39,10 @@ from practicum.core.waits import show_wait
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.objective import EVERY_SIGNAL, Signal
-from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient
+from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient, TokenRule
 from practicum.text import Check, stop_check
 from practicum.types import (
+    AUTHORS,
     Sample,
     SampleRequest,
     SamplingParams,
@@ -129,11 +130,15 @@ class LocalSampler(SamplingClient):
             [open_request_stream(request, model.vocab_size) for request in requests],
             params,
             check,
-            library=load_library() if model.decoding is Decoding.NATIVE else None,
+            library=self._open_library(),
             read_states=None
             if recorder is None
             else lambda text, tokens: recorder.take(text, (*prompts[text], *tokens)),
         )
+
+    def _open_library(self) -> NativeLibrary | None:
+        """Return the compiled program that draws tokens, if this model decodes with it."""
+        return load_library() if self.language_model.decoding is Decoding.NATIVE else None
 
     def _open_recorder(
         self, requests: Sequence[SampleRequest], params: SamplingParams
@@ -149,13 +154,12 @@ class LocalSampler(SamplingClient):
         self,
         requests: Sequence[MixedRequest],
         teacher: SamplingClient,
-        teacher_weight: float,
+        rule: TokenRule,
         params: SamplingParams,
     ) -> list[Sample]:
-        """Sample each token from `share * T + (1 - share) * S` (MiniLLM, arXiv 2306.08543).
+        """Sample each token by the rule. Both models read every token once.
 
-        T and S are the teacher's and the student's sampling distributions, after temperature, top-k
-        and top-p. Returns one completion per request.
+        Returns one completion per request.
         """
         if not requests:
             return []
@@ -166,7 +170,12 @@ class LocalSampler(SamplingClient):
             [open_random_stream(request.seed) for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
-            mixture=(teacher.open_decode_batch(teacher_prompts, rows, length), teacher_weight),
+            library=self._open_library(),
+            partner=_Partner(
+                teacher.open_decode_batch(teacher_prompts, rows, length),
+                [open_random_stream(request.teacher_seed) for request in requests],
+                rule,
+            ),
         )
         return run_to_end(loop, len(requests), rows)
 
@@ -250,8 +259,17 @@ def run_to_end(loop: _Loop, count: int, rows: int) -> list[Sample]:
             wait.move_to(loop.finished)
 
 
+@dataclass(frozen=True, slots=True)
+class _Partner:
+    """The second model of a call, its random streams, and the rule by which both models write."""
+
+    batch: DecodeBatch
+    streams: Sequence[torch.Generator]
+    rule: TokenRule
+
+
 class _DecodeLoop:
-    """Generate all completions of a call, from a mixture if a teacher and its share are given.
+    """Generate all completions of a call, together with the `partner` if one is given.
 
     `check_stops` decides which completions end. A completion that ends frees its row for the next
     completion if every decode batch can refill. `library` draws the tokens if it is given, and
@@ -265,22 +283,23 @@ class _DecodeLoop:
         params: SamplingParams,
         check_stops: Check,
         *,
-        mixture: tuple[DecodeBatch, float] | None = None,
+        partner: _Partner | None = None,
         library: NativeLibrary | None = None,
         read_states: Callable[[int, Sequence[int]], TextStates | None] | None = None,
     ) -> None:
         self.library = library
         self.read_states = read_states
         self.policy = policy
-        teacher, self.share = mixture or (None, 0.0)
-        self.teacher = teacher
+        self.partner = partner
         self.params = params
         self.check_stops = check_stops
-        self.batches = [policy] if teacher is None else [policy, teacher]
+        self.batches = [policy] if partner is None else [policy, partner.batch]
         self.streams = streams
         self.tokens: list[list[int]] = [[] for _ in streams]
         self.sampling_logprobs: list[list[float]] = [[] for _ in streams]
         self.policy_logprobs: list[list[float]] = [[] for _ in streams]
+        self.authors: list[list[int]] = [[] for _ in streams]
+        self.ended: set[int] = set()
         self.waiting = iter(range(len(streams)))
         self.stopped: set[int] = set()
         self.finished = 0
@@ -329,7 +348,7 @@ class _DecodeLoop:
         return [
             row
             for row, text in enumerate(active)
-            if not (stops[row] or len(self.tokens[text]) == most)
+            if not (stops[row] or text in self.ended or len(self.tokens[text]) == most)
         ]
 
     def _draw(self, active: Sequence[int]) -> Tensor:
@@ -337,13 +356,11 @@ class _DecodeLoop:
         logits = self.policy.logits()
         streams = [self.streams[text] for text in active]
         noise = draw_exponentials(streams, logits.shape[-1]).to(logits.device)
-        if self.teacher is None:
+        if self.partner is None:
             next_tokens, sampling, policy = sample_tokens(logits, self.params, noise, self.library)
         else:
-            teacher_logits = self.teacher.logits().to(logits.device)
-            next_tokens, sampling, policy = sample_mixed_tokens(
-                logits, teacher_logits, self.share, self.params, noise
-            )
+            student = TokenReading(logits, self.params, noise, self.library)
+            next_tokens, sampling, policy = self._write_together(self.partner, active, student)
         rows = zip(active, next_tokens.tolist(), sampling.tolist(), policy.tolist(), strict=True)
         for text, token, sampling_logprob, policy_logprob in rows:
             if math.isnan(sampling_logprob) or math.isnan(policy_logprob):
@@ -353,13 +370,32 @@ class _DecodeLoop:
             self.policy_logprobs[text].append(policy_logprob)
         return next_tokens
 
+    def _write_together(
+        self, partner: _Partner, active: Sequence[int], student: TokenReading
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return one token per row by the partner's rule, and record authors and ends."""
+        logits = partner.batch.logits().to(student.logits.device)
+        streams = [partner.streams[text] for text in active]
+        noise = draw_exponentials(streams, logits.shape[-1]).to(logits.device)
+        library = self.library if logits.dtype == student.logits.dtype else None
+        teacher = TokenReading(logits, self.params, noise, library)
+        joint = partner.rule.write(active, student, teacher)
+        if joint.by_teacher is not None:
+            for text, is_teachers in zip(active, joint.by_teacher.tolist(), strict=True):
+                self.authors[text].append(AUTHORS.index("teacher" if is_teachers else "student"))
+        if joint.ended is not None:
+            self.ended |= {active[row] for row in joint.ended.nonzero()[:, 0].tolist()}
+        return joint.tokens, joint.logprobs, student.compute_policy_logprobs(joint.tokens)
+
     def _build_sample(self, text: int) -> Sample:
+        authors = self.authors[text]
         return Sample(
             tokens=torch.tensor(self.tokens[text], dtype=torch.long),
             sampling_logprobs=torch.tensor(self.sampling_logprobs[text], dtype=torch.float32),
             policy_logprobs=torch.tensor(self.policy_logprobs[text], dtype=torch.float32),
             stop_reason="stop" if text in self.stopped else "length",
             states=None if self.read_states is None else self.read_states(text, self.tokens[text]),
+            authors=torch.tensor(authors, dtype=torch.uint8) if authors else None,
         )
 
 
