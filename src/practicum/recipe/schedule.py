@@ -6,6 +6,7 @@ of a call, `log_linear(teacher=1, student=linear(0.5, 0))`. Its value depends on
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -124,6 +125,8 @@ SCHEDULES = {
     "first": First,
 }
 """The schedules by name; a plain number is constant."""
+
+_CALLS_SCHEDULE = re.compile(rf"\b(?:{'|'.join(SCHEDULES)})\(")
 
 
 def _parse_schedule(text: Any) -> Any:
@@ -259,7 +262,7 @@ def _replace_schedules(node: Any, path: tuple[str, ...], schedules: dict[str, st
             _replace_schedules(inner, (*path, str(index)), schedules)
             for index, inner in enumerate(node)
         ]
-    if not isinstance(node, str) or not any(f"{name}(" in node for name in SCHEDULES):
+    if not isinstance(node, str) or not _CALLS_SCHEDULE.search(node):
         return node
     name, positional, keywords = parse_call(node)
     if name in SCHEDULES:
