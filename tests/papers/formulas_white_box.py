@@ -441,8 +441,11 @@ def distillspec(case: Case) -> Tensor:
 
 
 def osd(case: Case) -> Tensor:
-    """2310.07177: forward KL, each token by the probability that speculative decoding rejects it."""
-    return case.token_mean(lambda token: (1 - min(math.exp(gap(token)), 1.0)) * forward(token))
+    """2310.07177: forward KL where the target wrote the token, that is where it rejected the draft."""
+    losses = [
+        forward(token) for row in case.sequences if row.source == "teacher" for token in row.tokens
+    ]
+    return total(losses) / case.count
 
 
 def ketchup(case: Case) -> Tensor:

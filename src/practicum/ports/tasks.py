@@ -224,6 +224,11 @@ class Task:
         raise NotImplementedError
 
     @property
+    def is_stream(self) -> bool:
+        """Return True if the run reads the training prompts in their order, such as arriving requests."""
+        return False
+
+    @property
     def letters(self) -> str:
         """Return every character that the task can use, once each, for from-scratch models."""
         return ""

@@ -42,15 +42,19 @@ class RolloutKey:
     number: int
 
 
-def select_prompts(prompts: Sequence[Prompt], seed: int, step: int, count: int) -> list[Prompt]:
+def select_prompts(
+    prompts: Sequence[Prompt], seed: int, step: int, count: int, *, in_order: bool = False
+) -> list[Prompt]:
     """Return the prompts of a step (counted from 1): each prompt once per epoch, in a new order.
 
-    The result depends only on (seed, step), so a resumed run sees the same prompts as an
-    uninterrupted run.
+    With `in_order` every epoch has the order of `prompts`. The result depends only on (seed, step),
+    so a resumed run sees the same prompts as an uninterrupted run.
     """
     positions = range((step - 1) * count, step * count)
     orders = {
-        epoch: shuffle_indices(len(prompts), seed, "epoch", epoch)
+        epoch: range(len(prompts))
+        if in_order
+        else shuffle_indices(len(prompts), seed, "epoch", epoch)
         for epoch in {position // len(prompts) for position in positions}
     }
     return [

@@ -173,7 +173,11 @@ def generate_rollouts(
     """
     name = (settings.seed, step, settings.prompts_per_step)
     curriculum = parts.curriculum
-    prompts = curriculum.select(*name) if curriculum else select_prompts(parts.prompts, *name)
+    prompts = (
+        curriculum.select(*name)
+        if curriculum
+        else select_prompts(parts.prompts, *name, in_order=parts.task.is_stream)
+    )
     batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)
     rollouts = collect_rollouts(batch, plan.source, parts.build_writers(client), plan.sampling)
     rollouts = add_rewards(rollouts, parts.task)

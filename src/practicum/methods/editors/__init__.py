@@ -1,3 +1,6 @@
 """One text by student and teacher: a rule writes each token from both models' distributions."""
 
-PARTS = {"sources": ["interleave", "token_mix"]}
+PARTS = {
+    "sources": ["interleave", "speculative", "token_mix"],
+    "tasks": ["topics"],
+}
