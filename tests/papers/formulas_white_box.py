@@ -499,3 +499,13 @@ def gamma_opd(case: Case) -> Tensor:
 def skd(case: Case) -> Tensor:
     """2410.11325 as released: the mean KL(T || S) over the tokens of both writers."""
     return case.token_mean(forward)
+
+
+def adaswitch(case: Case) -> Tensor:
+    """After the abstract of 2510.07842: the mean KL(T || S) over the tokens of both writers."""
+    return case.token_mean(forward)
+
+
+def relay_opd(case: Case) -> Tensor:
+    """2607.26057 as released: the k1 estimate of the reverse KL as an advantage, at the tokens of both writers."""
+    return case.token_mean(lambda token: policy_gradient(token, gap(token)))

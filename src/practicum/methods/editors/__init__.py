@@ -1,6 +1,6 @@
 """One text by student and teacher: a rule writes each token from both models' distributions."""
 
 PARTS = {
-    "sources": ["interleave", "speculative", "token_mix"],
+    "sources": ["adaswitch", "handover", "interleave", "relay", "speculative", "token_mix"],
     "tasks": ["topics"],
 }
