@@ -365,13 +365,23 @@ def aopd(case: Case) -> Tensor:
 
 
 def tr_opd(case: Case) -> Tensor:
-    """2606.01249 in expectation over its mask: min(T / S, 1) trusts the token, otherwise top-64 forward KL."""
+    """2606.01249 in expectation over its mask: min(T / S, 1) trusts the token, otherwise top-64 forward KL.
+
+    The teacher's own tokens, the prefix, have the forward KL with beta 0.001.
+    """
 
     def loss(token: Token) -> Tensor:
         trust = min(math.exp(gap(token)), 1.0)
         return trust * policy_gradient(token, gap(token)) + (1 - trust) * partial_forward(token, 64)
 
-    return case.token_mean(loss)
+    losses = [loss(t) for row in case.sequences if row.source == "student" for t in row.tokens]
+    prefixes = [
+        0.001 * partial_forward(token, 64)
+        for row in case.sequences
+        if row.source == "teacher"
+        for token in row.tokens
+    ]
+    return total(losses + prefixes) / case.count
 
 
 def iw_opd(case: Case) -> Tensor:

@@ -338,6 +338,16 @@ def test_the_reference_writes_what_the_student_once_would_have(
     assert drawn != [rollout.text for rollout in write("reference", n=6, seed=1)]
 
 
+def test_an_imitated_prefix_is_the_same_text_with_a_loss_at_its_authors_tokens(
+    write: Write,
+) -> None:
+    plain, imitated = write("prefix(2)", n=4), write("prefix(2, imitated=true)", n=4)
+    for one, other in zip(plain, imitated, strict=True):
+        assert one.tokens.equal(other.tokens) and other.loss_mask.all()
+        assert other.mark_tokens_by("teacher").equal(~one.loss_mask)
+        assert one.sampling_logprobs.equal(other.sampling_logprobs)
+
+
 @pytest.mark.parametrize("origin", ["teacher", "dataset"])
 def test_the_student_goes_on_after_a_prefix(
     built: RunComponents, write: Write, origin: str

@@ -74,7 +74,7 @@ def choose_writer(is_teachers: Sequence[bool], student: Reading, teacher: Readin
     """Return the proposal of each text's writer."""
     by_teacher = torch.tensor(is_teachers, device=student.logits.device)
     tokens, logprobs = (
-        torch.where(by_teacher, theirs, own)
-        for own, theirs in zip(student.proposal, teacher.proposal, strict=True)
+        torch.where(by_teacher, teachers, students)
+        for students, teachers in zip(student.proposal, teacher.proposal, strict=True)
     )
     return JointTokens(tokens, logprobs, by_teacher)

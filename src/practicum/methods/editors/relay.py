@@ -66,16 +66,16 @@ class RelayRule(TokenRule):
     def write(self, texts: Sequence[int], student: Reading, teacher: Reading) -> JointTokens:
         """Write one token per text, and end texts after their last takeover."""
         config = self.config
-        wanted = teacher.logits.argmax(dim=-1)
+        best = teacher.logits.argmax(dim=-1)
         top = student.logits.topk(min(config.top, student.logits.shape[-1]), dim=-1).indices
         free = [text not in self.left and self.completed[text] < config.takeovers for text in texts]
         is_handover = (
-            torch.tensor(free, device=wanted.device)
-            & torch.isin(wanted, self.reflections.to(wanted.device))
-            & ~(top == wanted[:, None]).any(dim=-1)
+            torch.tensor(free, device=best.device)
+            & torch.isin(best, self.reflections.to(best.device))
+            & ~(top == best[:, None]).any(dim=-1)
         )
         drafts, _ = student.proposal
-        by_teacher = is_handover & (wanted != drafts)
+        by_teacher = is_handover & (best != drafts)
         is_trigger = by_teacher.tolist()
         joint = choose_writer(
             [t or text in self.left for t, text in zip(is_trigger, texts, strict=True)],
@@ -83,7 +83,7 @@ class RelayRule(TokenRule):
             teacher,
         )
         # The word is certain: a student that drafts it writes the same token.
-        tokens = torch.where(is_handover, wanted, joint.tokens)
+        tokens = torch.where(is_handover, best, joint.tokens)
         logprobs = torch.where(is_handover, 0.0, joint.logprobs)
         ended = [
             self._follow(text, token, is_first)

@@ -21,8 +21,9 @@ from practicum.types import Source as Origin
 
 
 class Config(SourceConfig):
-    """`origin` writes `length` tokens without a loss; the student continues (TrOPD 2606.01249).
+    """`origin` writes `length` tokens; the student continues (TrOPD 2606.01249).
 
+    These tokens have no loss, unless they are `imitated`: then a term's `source` selects them.
     In a conversation the teacher speaks the first `turns` turns instead (TCOD 2604.24005).
     """
 
@@ -30,6 +31,7 @@ class Config(SourceConfig):
     length: int = Field(default=64, ge=0)
     origin: Literal["teacher", "dataset"] = "teacher"
     turns: int | None = Field(default=None, ge=0)
+    imitated: bool = False
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
@@ -73,7 +75,7 @@ class Config(SourceConfig):
     def collect(self, keys: Sequence[RolloutKey], parts: SourceParts) -> list[Rollout]:
         """Return the student's continuations of prefixes from the teacher or the dataset.
 
-        A prefix that ends with a stop token has no continuation. Prefix tokens have no loss.
+        A prefix that ends with a stop token has no continuation.
         """
         sampler, student = parts.sampler, parts.writers.student
         if self.turns is not None:
@@ -97,7 +99,8 @@ class Config(SourceConfig):
         continuations = student.sample(requests, params)
         version = sampler.batch.policy_version
         answers = [
-            Tokens.from_sample(prefix, self.origin, version).where(False) for prefix in prefixes
+            Tokens.from_sample(prefix, self.origin, version).where(self.imitated)
+            for prefix in prefixes
         ]
         reasons: list[StopReason] = [prefix.stop_reason for prefix in prefixes]
         sources: list[Origin] = [self.origin for _ in prefixes]
