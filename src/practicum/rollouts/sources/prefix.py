@@ -31,7 +31,7 @@ class Config(SourceConfig):
     length: int = Field(default=64, ge=0)
     origin: Literal["teacher", "dataset"] = "teacher"
     turns: int | None = Field(default=None, ge=0)
-    imitated: bool = False
+    imitated: bool | None = None
 
     @property
     def other_writers(self) -> tuple[OtherWriter, ...]:
@@ -99,7 +99,7 @@ class Config(SourceConfig):
         continuations = student.sample(requests, params)
         version = sampler.batch.policy_version
         answers = [
-            Tokens.from_sample(prefix, self.origin, version).where(self.imitated)
+            Tokens.from_sample(prefix, self.origin, version).where(bool(self.imitated))
             for prefix in prefixes
         ]
         reasons: list[StopReason] = [prefix.stop_reason for prefix in prefixes]
