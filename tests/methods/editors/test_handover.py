@@ -25,6 +25,7 @@ ENDS = {
 }
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 @pytest.mark.parametrize("source", ENDS)
 def test_at_its_ends_one_model_writes_alone(write, source, params):

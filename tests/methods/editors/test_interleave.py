@@ -13,6 +13,7 @@ from practicum.recipe import parse_recipe
 from .laws import SETTINGS, assert_same_text
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 @pytest.mark.parametrize(("top", "writer"), [(0, "teacher"), (10_000, "student")])
 def test_at_its_ends_one_model_writes_alone(write, top, writer, params):

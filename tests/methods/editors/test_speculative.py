@@ -157,6 +157,7 @@ def test_the_text_has_exactly_the_targets_law(monkeypatch, gamma, params, seed):
     assert sum(written.values()) == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_with_shared_random_numbers_it_is_the_teachers_own_text(write, params):
     """Compare bytes. Only the authors tell where the student drafted the same token."""
@@ -167,6 +168,7 @@ def test_with_shared_random_numbers_it_is_the_teachers_own_text(write, params):
     assert_same_text([replace(one, source="teacher", authors=None) for one in ours], theirs)
 
 
+@pytest.mark.cpu_only
 def test_without_drafts_the_teacher_writes(write):
     for coupling in ("shared", "rejection"):
         assert_same_text(write(f"speculative(0, coupling={coupling})"), write("teacher"))
