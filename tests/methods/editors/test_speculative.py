@@ -12,7 +12,7 @@ from backends.tiny import tiny
 from practicum.backends.local import sampler
 from practicum.backends.local.sampler import LocalSampler
 from practicum.functional.truncation import sampling_logprobs
-from practicum.methods.editors.speculative import Config, RejectionRule
+from practicum.methods.editors.speculative import Config, SpeculativeRule
 from practicum.ports import MixedRequest
 from practicum.types import AUTHORS, SamplingParams
 
@@ -22,7 +22,7 @@ V, STOP, LONGEST = 3, 2, 3
 TEACHER = AUTHORS.index("teacher")
 
 
-class Scripted(RejectionRule):
+class Scripted(SpeculativeRule):
     """Accept or reject by a script: `uniforms[text][n]` is the text's n-th random number."""
 
     def __init__(self, gamma, uniforms):
@@ -210,7 +210,7 @@ def test_a_request_gets_the_same_text_in_any_company():
     params = SamplingParams(10, stop_ids=frozenset({1}))
 
     def sample(requests, size=64):
-        rule = RejectionRule(3, [request.seed for request in requests])
+        rule = SpeculativeRule(3, [request.seed for request in requests])
         client = LocalSampler(student.language_model, batch_size=size)
         return [s.tokens.tolist() for s in client.sample_mixed(requests, teacher, rule, params)]
 

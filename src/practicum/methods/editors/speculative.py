@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -34,9 +34,8 @@ class Config(JointSource):
 
     def build_rule(self, requests: Sequence[MixedRequest], parts: SourceParts) -> TokenRule:
         """Return the rule, with random numbers of its own for each request."""
-        if self.coupling == "shared":
-            return SharedRule(self.gamma)
-        return RejectionRule(self.gamma, [request.seed for request in requests])
+        seeds = [request.seed for request in requests]
+        return SpeculativeRule(self.gamma, None if self.coupling == "shared" else seeds)
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
@@ -51,76 +50,40 @@ class Config(JointSource):
 
 
 class SpeculativeRule(TokenRule):
-    """Count the drafts of each text since its last token by the target."""
+    """Accept drafts by rejection with random numbers from `seeds`, or without seeds by equality."""
 
-    def __init__(self, gamma: int) -> None:
+    def __init__(self, gamma: int, seeds: Sequence[int] | None) -> None:
         self.gamma = gamma
         self.drafts: Counter[int] = Counter()
+        self.streams = (
+            None
+            if seeds is None
+            else [torch.Generator().manual_seed(seed_of(seed, "accept")) for seed in seeds]
+        )
 
     def write(self, texts: Sequence[int], student: Reading, teacher: Reading) -> JointTokens:
         """Write one token per text: an accepted draft, or a token of the target."""
-        is_drafted = torch.tensor([self.drafts[text] < self.gamma for text in texts])
-        joint = self.verify(texts, student, teacher, is_drafted.to(teacher.logits.device))
-        assert joint.by_teacher is not None
-        for text, by_teacher in zip(texts, joint.by_teacher.tolist(), strict=True):
-            self.drafts[text] = 0 if by_teacher else self.drafts[text] + 1
-        return joint
-
-    def verify(
-        self,
-        texts: Sequence[int],
-        student: Reading,
-        teacher: Reading,
-        is_drafted: Bool[Tensor, " B"],
-    ) -> JointTokens:
-        """Accept or replace a draft where `is_drafted`; elsewhere the target writes."""
-        raise NotImplementedError
-
-
-class SharedRule(SpeculativeRule):
-    """Draft with the target's random numbers; a draft that equals the target's token is accepted."""
-
-    def verify(
-        self,
-        texts: Sequence[int],
-        student: Reading,
-        teacher: Reading,
-        is_drafted: Bool[Tensor, " B"],
-    ) -> JointTokens:
-        """Return the tokens that the target writes alone."""
         tokens, logprobs = teacher.proposal
-        drafts, _ = teacher.draw(student.logprobs)
-        return JointTokens(tokens, logprobs, ~(is_drafted & (drafts == tokens)))
-
-
-class RejectionRule(SpeculativeRule):
-    """Accept a draft with probability min(1, T / S), or replace it from the residual."""
-
-    def __init__(self, gamma: int, seeds: Sequence[int]) -> None:
-        super().__init__(gamma)
-        self.streams = [torch.Generator().manual_seed(seed_of(seed, "accept")) for seed in seeds]
-
-    def verify(
-        self,
-        texts: Sequence[int],
-        student: Reading,
-        teacher: Reading,
-        is_drafted: Bool[Tensor, " B"],
-    ) -> JointTokens:
-        """Return tokens with the target's distribution, whatever the student drafts."""
-        drafts, _ = student.proposal
-        chances = acceptance(
-            gather_logprobs(student.logprobs, drafts), gather_logprobs(teacher.logprobs, drafts)
-        )
-        accepted = is_drafted & (self.draw_uniforms(texts).to(chances.device) < chances)
-        own_tokens, own_logprobs = teacher.proposal
-        replacements, _ = teacher.draw(residual(student.logprobs, teacher.logprobs))
-        tokens: Int[Tensor, " B"] = torch.where(is_drafted, replacements, own_tokens)
-        tokens = torch.where(accepted, drafts, tokens)
-        logprobs = gather_logprobs(teacher.logprobs, tokens)
-        logprobs = torch.where(is_drafted, logprobs, own_logprobs)
+        is_drafted = torch.tensor([self.drafts[n] < self.gamma for n in texts]).to(tokens.device)
+        if self.streams is None:
+            accepted = is_drafted & (teacher.draw(student.logprobs)[0] == tokens)
+        else:
+            drafts, _ = student.proposal
+            chances = acceptance(
+                gather_logprobs(student.logprobs, drafts), gather_logprobs(teacher.logprobs, drafts)
+            )
+            accepted = is_drafted & (self.draw_uniforms(texts).to(chances.device) < chances)
+            replacements, _ = teacher.draw(residual(student.logprobs, teacher.logprobs))
+            verified = torch.where(accepted, drafts, replacements)
+            tokens = torch.where(is_drafted, verified, tokens)
+            # The text has the target's distribution, whatever the student drafts.
+            verified_logprobs = gather_logprobs(teacher.logprobs, verified)
+            logprobs = torch.where(is_drafted, verified_logprobs, logprobs)
+        for text, is_accepted in zip(texts, accepted.tolist(), strict=True):
+            self.drafts[text] = self.drafts[text] + 1 if is_accepted else 0
         return JointTokens(tokens, logprobs, ~accepted)
 
     def draw_uniforms(self, texts: Sequence[int]) -> Float[Tensor, " B"]:
         """Return the next random number of each text, from [0, 1)."""
+        assert self.streams is not None, "shared random numbers need no others"
         return torch.cat([torch.rand(1, generator=self.streams[text]) for text in texts])
