@@ -72,14 +72,14 @@ def measure(config: Config, job: ReproductionJob) -> Results:
     )
 
 
-def copy_shared_stages(first: RunJob, other: RunJob) -> None:
+def copy_shared_stages(first: RunJob, second: RunJob) -> None:
     """Give a pipeline that has not begun the finished stages that it has in common with `first`.
 
     These are the stages up to the first difference. Their runs would have the same bytes.
     """
-    recipes = first.resolved_recipe, other.resolved_recipe
+    recipes = first.resolved_recipe, second.resolved_recipe
     base, changed = (drop_keys(recipe, "stages", "about") for recipe in recipes)
-    if other.folder.exists() or base != changed:
+    if second.folder.exists() or base != changed:
         return
     folders = list[str]()
     for number, (stage, again) in enumerate(zip(*(r["stages"] for r in recipes), strict=False), 1):
@@ -88,9 +88,9 @@ def copy_shared_stages(first: RunJob, other: RunJob) -> None:
             break
         folders.append(folder)
     for folder in folders:
-        shutil.copytree(first.folder / folder, other.folder / folder)
+        shutil.copytree(first.folder / folder, second.folder / folder)
     if folders:
-        write_json(other.folder / "pipeline.json", dict(other.resolved_recipe))
+        write_json(second.folder / "pipeline.json", dict(second.resolved_recipe))
 
 
 def _build_pipeline(job: ReproductionJob, arm: str, seed: int) -> dict[str, Any]:
