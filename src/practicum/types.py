@@ -123,6 +123,19 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftRound:
+    """A round of speculative decoding: the drafts that one call of the target verified.
+
+    `start` is the index of the completion's token that the first draft proposes, and `accepted`
+    counts the accepted drafts that are in the completion. The target's token follows them.
+    """
+
+    start: int
+    drafts: tuple[int, ...]
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One sampled completion. If it ended at a stop token, the stop token is its last token.
 
@@ -141,6 +154,8 @@ class Sample:
     states: TextStates | None = field(default=None, compare=False, repr=False)
     authors: UInt8[Tensor, " T"] | None = None
     """The author of each token as an index into `AUTHORS`; None if one author wrote all."""
+    rounds: tuple[DraftRound, ...] = ()
+    """The rounds of a completion that was decoded with a drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +208,8 @@ class Rollout:
     gives them. `states` are the states that the student computed while it generated the text, for
     the update of its step. `versions` holds each token's policy version; `policy_version` is the
     oldest version, or the version of all tokens without `versions`. With `opens_thoughts` the text
-    begins inside thoughts. `rejected` are kinds of refused values.
+    begins inside thoughts. `rejected` are kinds of refused values. `rounds` are the rounds of
+    speculative decoding that wrote the tokens, if a drafter took part.
     """
 
     prompt: Prompt
@@ -218,6 +234,7 @@ class Rollout:
     versions: Int[Tensor, " T"] | None = None
     opens_thoughts: bool = False
     rejected: tuple[str, ...] = ()
+    rounds: tuple[DraftRound, ...] = ()
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":

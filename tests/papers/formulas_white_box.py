@@ -519,3 +519,8 @@ def adaswitch(case: Case) -> Tensor:
 def relay_opd(case: Case) -> Tensor:
     """2607.26057 as released: the k1 estimate of the reverse KL as an advantage, at the tokens of both writers."""
     return case.token_mean(lambda token: policy_gradient(token, gap(token)))
+
+
+def eagle_3(case: Case) -> Tensor:
+    """The loss of one depth in the released code: cross-entropy to the target, whose entropy is constant."""
+    return case.token_mean(cross_entropy)

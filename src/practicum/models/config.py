@@ -140,6 +140,51 @@ class Lora(FrozenConfig):
     )
 
 
+class DrafterConfig(FrozenConfig):
+    """A small model that drafts tokens for the student's model, which is then frozen.
+
+    Only the drafter is trained. `type` is the name of a module of `practicum.ports.drafters`.
+    """
+
+    type: str = "eagle3"
+    layers: tuple[int, int, int] | None = Field(
+        default=None,
+        description="the drafter reads the target's states after these numbers of layers; none: "
+        "2, half of them, and all except 3",
+    )
+    vocabulary: int = Field(
+        default=32000,
+        ge=1,
+        description="tokens that can be drafted: the most frequent tokens of the task's answers",
+    )
+    depth: int = Field(default=7, ge=1, description="tokens drafted per call of the target")
+    decay: float = Field(
+        default=0.8, gt=0, le=1, description="factor of the loss from one depth to the next"
+    )
+    states: Literal["all", "drafted"] = Field(
+        default="all",
+        description="learn each token at every depth (test-time training), or only at the depth at "
+        "which it was drafted or rejected",
+    )
+    verify: Literal["residual", "shared"] = Field(
+        default="residual",
+        description="accept a draft with probability min(1, p / q), or if it is the token that the "
+        "target samples with the same random numbers",
+    )
+    width: int = Field(
+        default=1, ge=1, description="drafts per depth; more than 1: a tree of the likeliest drafts"
+    )
+    start: str | None = Field(
+        default=None, description="folder of an exported drafter to begin with; none: a new one"
+    )
+
+    @model_validator(mode="after")
+    def _check_width(self) -> Self:
+        if self.width > 1 and self.verify == "residual" and "verify" in self.model_fields_set:
+            raise ValueError("width: a tree of drafts is verified by samples; set verify: shared")
+        return self
+
+
 class StudentConfig(ModelConfig):
     """The student: a model with trainable weights."""
 
@@ -153,6 +198,18 @@ class StudentConfig(ModelConfig):
         default=False,
         description="train with the dropout and the routers' noise of the model's config",
     )
+    drafter: DrafterConfig | None = Field(
+        default=None, description="train only a drafter for this model, see [drafters](drafters.md)"
+    )
+
+    @model_validator(mode="after")
+    def _freeze_target(self) -> Self:
+        if self.drafter is None:
+            return self
+        for key in ("lora", "trainable_layers", "dropout"):
+            if key in self.model_fields_set:
+                raise ValueError(f"drafter: the model is frozen, so {key} has no effect; remove it")
+        return self
 
 
 class FinishedStage(FrozenConfig):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from practicum.core.plugins import build_part
 from practicum.costs import Meter, ModelDims, TrainableDims
+from practicum.errors import RecipeError
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.models.digests import ModelRecord
 from practicum.models.tensors import SavedTensor
@@ -566,6 +567,12 @@ class Backend:
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
         """Write a model folder with adapters merged; with `adapter`, the adapters for peft."""
         raise NotImplementedError
+
+    def export_drafter(self, student: Student, folder: Path, layout: str) -> None:
+        """Write a drafter's folder for an engine; RecipeError if the student is no drafter."""
+        raise RecipeError(
+            f"--format {layout}: the run trained no drafter; leave --format out to export its model"
+        )
 
 
 @dataclass(frozen=True, slots=True)

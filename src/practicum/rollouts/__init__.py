@@ -2,6 +2,7 @@
 
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
+from practicum.rollouts.drafts import measure_drafts
 from practicum.rollouts.segments import Segments
 from practicum.rollouts.source import (
     SOURCES,
@@ -50,6 +51,7 @@ __all__ = [
     "list_writer_problems",
     "load_recorded_rollouts",
     "measure_conversations",
+    "measure_drafts",
     "measure_notes",
     "sample_rollouts",
     "sample_teacher_rollouts",

@@ -142,6 +142,7 @@ class RolloutSampler:
                 states=sample.states,
                 authors=sample.authors,
                 opens_thoughts=self.renderer.opens_thoughts,
+                rounds=sample.rounds,
             )
             for key, prompt_tokens, sample, text in zip(keys, prompts, samples, texts, strict=True)
         ]

@@ -439,7 +439,7 @@ class _Assembly(TeacherServices):
 
     def build_role(self, role: str, config: Any) -> Teacher:
         """Build the recipe's teacher or reference, and the teachers inside it."""
-        if role == "teacher" and config.type == "self":
+        if role == "teacher" and config.type == "self" and self.recipe.student.drafter is None:
             log.warning(
                 "the teacher is the student with the student's own prompt, so there is little to "
                 "learn; set {type: privileged, teacher: {type: self}, ...} to let it see more"

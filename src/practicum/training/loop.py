@@ -35,6 +35,7 @@ from practicum.rollouts import (
     as_environment,
     collect_rollouts,
     measure_conversations,
+    measure_drafts,
     measure_notes,
     select_prompts,
 )
@@ -435,7 +436,7 @@ def measure_rollouts(
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
-    metrics |= measure_conversations(rollouts)
+    metrics |= measure_conversations(rollouts) | measure_drafts(rollouts)
     label = f"rollout.source: {source.name}: measure"
     metrics |= call_part(source, label, lambda: source.measure(rollouts))
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]

@@ -10,6 +10,8 @@ import torch
 
 from practicum.backends.local.config import Config
 from practicum.backends.local.device_limits import build_limits
+from practicum.backends.local.drafter import DrafterTrainer
+from practicum.backends.local.drafter_student import export_drafter, measure_drafter, open_drafter
 from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
@@ -28,7 +30,14 @@ from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.engine_service.engine_trainer import EngineTrainer
-from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
+from practicum.errors import RecipeError
+from practicum.models.config import (
+    DrafterConfig,
+    ModelConfig,
+    ScorerConfig,
+    ScratchConfig,
+    StudentConfig,
+)
 from practicum.models.digests import ModelRecord, record_model
 from practicum.models.sources import needs_conversion
 from practicum.models.tensors import copy_to_host, read_parts, write_stems
@@ -67,6 +76,9 @@ class LocalBackend(Backend):
         """Load the student and make the weights that the recipe names trainable."""
         folder = prepare_folder(config, "student", self._context)
         record = record_files(config, folder, self._context)
+        if config.drafter is not None:
+            loaded = load(config, folder, self._config.decoding)
+            return self._load_drafter(config.drafter, loaded, record)
         loaded = load_student(config, self._context.seed, folder, self._config.decoding)
         model = loaded.language_model
         note_noise(config, loaded)
@@ -86,6 +98,31 @@ class LocalBackend(Backend):
             trainable_dims=measure_trainable(model),
             weights=model.trainable_parameters(),
             decoding=decoding if by_engine is None else name_ways(by_engine.engine_name, decoding),
+            state_bytes=trainer.state_bytes,
+            loaded=loaded,
+            record=record and record.confirm(),
+        )
+
+    def _load_drafter(
+        self, config: DrafterConfig, loaded: LoadedModel, record: ModelRecord | None
+    ) -> LocalStudent:
+        """Return the drafter of a loaded target as the student."""
+        model, renderer = loaded.language_model, loaded.renderer
+        drafter, limits = (
+            open_drafter(loaded, config, self._context),
+            build_limits(model.device, self._config),
+        )
+        trainer = DrafterTrainer(model, drafter, config, limits, renderer.special_ids)
+        return LocalStudent(
+            trainer=trainer,
+            local_trainer=trainer,
+            renderer=renderer,
+            context_length=loaded.context_length,
+            source=loaded.source,
+            dims=measure_dims(model),
+            trainable_dims=measure_drafter(drafter, config.depth),
+            weights=dict(drafter.named_parameters(prefix="drafter")),
+            decoding=name_decoding(model),
             state_bytes=trainer.state_bytes,
             loaded=loaded,
             record=record and record.confirm(),
@@ -170,7 +207,22 @@ class LocalBackend(Backend):
 
     def export(self, student: Student, folder: Path, *, adapter: bool = False) -> None:
         """Write a model folder with the adapters merged, or only the adapters."""
-        export(_require_local(student).loaded, folder, adapter=adapter)
+        local = _require_local(student)
+        if isinstance(local.local_trainer, DrafterTrainer):
+            raise RecipeError(
+                f"{folder.name}: the run trained a drafter, and its target is unchanged; export the "
+                "drafter with --format speculators or --format sglang"
+            )
+        export(local.loaded, folder, adapter=adapter)
+
+    def export_drafter(self, student: Student, folder: Path, layout: str) -> None:
+        """Write a drafter's folder that an engine loads."""
+        local = _require_local(student)
+        trainer = local.local_trainer
+        if not isinstance(trainer, DrafterTrainer):
+            super().export_drafter(student, folder, layout)
+            return
+        export_drafter(local.loaded, trainer.drafter, trainer.config, folder, layout)
 
 
 def prepare_folder(config: ModelConfig, name: str, context: BackendContext) -> Path | None:

@@ -103,7 +103,8 @@ class LocalTrainer:
     the model's config is active in training. The token weights `not_special` exclude `special_ids`.
     `ranks` are the processes that each hold a shard of the model and learn from a share of the
     batch; each rank has a trainer, and all trainers receive the same calls. `bytes_a_token` is the
-    activation memory per token if it is already known.
+    activation memory per token if it is already known. `parameters` are trained instead of the
+    model's own.
     """
 
     def __init__(
@@ -115,13 +116,14 @@ class LocalTrainer:
         dropout: bool = False,
         ranks: Ranks | None = None,
         bytes_a_token: int | None = None,
+        parameters: dict[str, torch.nn.Parameter] | None = None,
     ) -> None:
         self.language_model = language_model
         self._special_ids = special_ids
         self.limits = limits or build_limits(language_model.device)
         self._dropout = dropout
         self._ranks = OneRank() if ranks is None else ranks
-        self._parameters = language_model.trainable_parameters()
+        self._parameters = parameters or language_model.trainable_parameters()
         self._buffers = BufferPool(open_kernel(language_model))
         self._bytes_a_token = bytes_a_token
         self._snapshot_model: LanguageModel | None = None

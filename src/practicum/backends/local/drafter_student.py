@@ -1,0 +1,81 @@
+"""Load a drafter as the student: the student's model is its frozen target."""
+
+from pathlib import Path
+from typing import Any
+
+from practicum.backends.local.loading import LoadedModel
+from practicum.core.plugins import load_plugin
+from practicum.costs import TrainableDims
+from practicum.errors import ModelError, RecipeError
+from practicum.models.config import DrafterConfig
+from practicum.models.files import name_when_complete
+from practicum.ports import BackendContext
+from practicum.ports.drafters import ROOM, DraftModel, DraftVocabulary, choose_layers
+
+
+def open_drafter(loaded: LoadedModel, config: DrafterConfig, context: BackendContext) -> DraftModel:
+    """Make or read the drafter of a target. Raises ModelError or RecipeError if they do not fit."""
+    model = loaded.language_model
+    if model.window is not None or model.is_recurrent or model.row_limit is not None:
+        raise ModelError(
+            f"{loaded.source}: a drafter's target must keep all tokens of a text, and this one has "
+            "sliding windows or recurrent states; use a target with full attention"
+        )
+    module = find_module(config.type)
+    if config.start is not None:
+        drafter = module.read(Path(config.start).expanduser(), model.model)
+        if config.layers is not None and tuple(config.layers) != drafter.layers:
+            raise RecipeError(
+                f"student.drafter.layers: {list(config.layers)}, but {config.start} reads layers "
+                f"{list(drafter.layers)}; remove the key"
+            )
+        return drafter.to(model.device)
+    choose_layers(config.layers, model.model.config.get_text_config().num_hidden_layers)
+    embedding: Any = model.model.get_input_embeddings()
+    renderer, rows = loaded.renderer, len(embedding.weight)
+    texts = [
+        answer
+        for prompt in context.task().train_prompts()
+        if (answer := prompt.response or prompt.answer or prompt.question)
+    ]
+    vocabulary = DraftVocabulary.choose(
+        map(renderer.encode, texts),
+        min(rows, model.vocab_size),
+        config.vocabulary,
+        renderer.stop_ids,
+    )
+    vocabulary = DraftVocabulary(vocabulary.ids, rows)
+    return module.build(model.model, config, vocabulary, context.seed).to(model.device)
+
+
+def find_module(name: str) -> Any:
+    """Return the module of a type of drafters; RecipeError if there is none."""
+    try:
+        return load_plugin(ROOM, name)
+    except ValueError as error:
+        raise RecipeError(f"student.drafter.type: {error}") from error
+
+
+def measure_drafter(drafter: DraftModel, depth: int) -> TrainableDims:
+    """Return the sizes for FLOP counts: each matrix is used three times per depth."""
+    matrices = [weight for weight in drafter.parameters() if weight.ndim > 1]
+    return TrainableDims(
+        parameters=sum(weight.numel() for weight in drafter.parameters()),
+        layers=0,
+        body=3 * depth * sum(weight.numel() for weight in matrices),
+        adapters=0,
+        head=False,
+    )
+
+
+def export_drafter(
+    loaded: LoadedModel, drafter: DraftModel, config: DrafterConfig, folder: Path, layout: str
+) -> None:
+    """Write a drafter's folder in the layout of an engine, and check that it reads back the same."""
+    module, target = find_module(config.type), loaded.language_model.model
+    with name_when_complete(folder) as staging:
+        module.write(drafter, staging, layout, target, config.depth)
+        again = dict(module.read(staging, target).named_parameters())
+        for name, weight in drafter.named_parameters():
+            if not weight.detach().cpu().equal(again[name].detach()):
+                raise ModelError(f"{folder.name}: not exported, since {name} reads back changed")
