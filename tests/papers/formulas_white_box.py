@@ -524,3 +524,14 @@ def relay_opd(case: Case) -> Tensor:
 def eagle_3(case: Case) -> Tensor:
     """The loss of one depth in the released code: cross-entropy to the target, whose entropy is constant."""
     return case.token_mean(cross_entropy)
+
+
+def draft_opd(case: Case) -> Tensor:
+    """Released weights: 1 for the target's text, 2 for tokens that the drafter drafted itself."""
+    losses = [
+        cross_entropy(token) if row.source == "teacher" else 2 * reverse(token)
+        for row in case.sequences
+        if row.source in ("teacher", "student")
+        for token in row.tokens
+    ]
+    return total(losses) / case.count

@@ -212,6 +212,10 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="only the LoRA adapter, for peft, instead of a model")
     ] = False,
+    layout: Annotated[
+        str | None,
+        typer.Option("--format", help="of a drafter: speculators (vLLM) or sglang (SpecForge)"),
+    ] = None,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="also upload it, to a private repository")
     ] = None,
@@ -224,7 +228,12 @@ def export(
 
         with show_waiting():
             result = export_run(
-                run_folder, folder, adapter=adapter, push_to_hub=push_to_hub, public=public
+                run_folder,
+                folder,
+                adapter=adapter,
+                layout=layout,
+                push_to_hub=push_to_hub,
+                public=public,
             )
         print(*result.describe(), sep="\n")
 

@@ -84,6 +84,10 @@ def evaluate(  # noqa: PLR0913  (its options, one by one)
         float | None,
         typer.Option(metavar="T", min=0.0, help="0: greedy; default: the recipe's, else 0"),
     ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="for a model: the exported drafter to decode with"),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -100,5 +104,6 @@ def evaluate(  # noqa: PLR0913  (its options, one by one)
                 verifier=verifier or (),
                 samples=samples,
                 temperature=temperature,
+                drafter=drafter,
             )
         print_summary(summary, as_json)

@@ -163,8 +163,8 @@ class DrafterConfig(FrozenConfig):
     )
     states: Literal["all", "drafted"] = Field(
         default="all",
-        description="learn each token at every depth (test-time training), or only at the depth at "
-        "which it was drafted or rejected",
+        description="learn each token of the text at every depth (test-time training), or only at the "
+        "depth at which it was drafted or rejected",
     )
     verify: Literal["residual", "shared"] = Field(
         default="residual",
@@ -172,7 +172,9 @@ class DrafterConfig(FrozenConfig):
         "target samples with the same random numbers",
     )
     width: int = Field(
-        default=1, ge=1, description="drafts per depth; more than 1: a tree of the likeliest drafts"
+        default=1,
+        ge=1,
+        description="drafts per depth; more than 1: a tree of the most likely drafts",
     )
     start: str | None = Field(
         default=None, description="folder of an exported drafter to begin with; none: a new one"
@@ -180,7 +182,7 @@ class DrafterConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_width(self) -> Self:
-        if self.width > 1 and self.verify == "residual" and "verify" in self.model_fields_set:
+        if self.width > 1 and self.verify == "residual":
             raise ValueError("width: a tree of drafts is verified by samples; set verify: shared")
         return self
 
@@ -206,8 +208,9 @@ class StudentConfig(ModelConfig):
     def _freeze_target(self) -> Self:
         if self.drafter is None:
             return self
-        for key in ("lora", "trainable_layers", "dropout"):
-            if key in self.model_fields_set:
+        trained = {"lora": self.lora, "trainable_layers": self.trainable_layers}
+        for key, setting in {**trained, "dropout": self.dropout or None}.items():
+            if setting is not None:
                 raise ValueError(f"drafter: the model is frozen, so {key} has no effect; remove it")
         return self
 

@@ -191,6 +191,10 @@ class Recipe(FrozenConfig):
             self.rollout.max_staleness,
             self.frozen_models,
         )
+        if self.student.drafter is not None and self.backend.type != "local":
+            problems.append(
+                f"student.drafter: backend {self.backend.type!r} trains no drafter; leave backend out"
+            )
         problems += find_scorer_problems(self.objective, self.scorers, self.rollout)
         problems += find_search_problems(self.evaluation.search, self.scorers)
         problems += find_note_problems(

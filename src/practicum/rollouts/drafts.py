@@ -20,16 +20,21 @@ def read_depths(rollout: Rollout) -> Int[Tensor, " T"]:
     return depths
 
 
+def is_replay(rollout: Rollout) -> bool:
+    """Return True if the tokens hold drafts after a rejected one, which no text has."""
+    return any(part.start + part.accepted + 1 < len(rollout.tokens) for part in rollout.rounds[-1:])
+
+
 def measure_drafts(rollouts: Sequence[Rollout]) -> Metrics:
     """Return the acceptance by depth, its mean, and the tokens per call of the target.
 
     A draft after a rejected one, or after the end of the text, is not examined. The call that reads
-    the prompt is not counted. Empty without rounds.
+    the prompt is not counted, and neither are replays. Empty without rounds.
     """
     examined, accepted = dict[int, int](), dict[int, int]()
     tokens = calls = 0
     for rollout in rollouts:
-        for part in rollout.rounds:
+        for part in () if is_replay(rollout) else rollout.rounds:
             room = len(rollout.tokens) - part.start
             for depth in range(min(part.accepted + 1, len(part.drafts), room)):
                 examined[depth] = examined.get(depth, 0) + 1

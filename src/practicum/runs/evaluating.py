@@ -4,20 +4,23 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from practicum.core.options import spell_options
 from practicum.core.waits import show_wait
 from practicum.errors import DataError, RecipeError
 from practicum.foreign import name_object
-from practicum.models.config import ModelConfig, ScorerConfig
+from practicum.models.config import DrafterConfig, ModelConfig, ScorerConfig, StudentConfig
 from practicum.ports import (
+    Backend,
     Model,
     SamplingClient,
     Student,
     Task,
     Teacher,
     Toolbox,
+    WeightUpdateRule,
 )
 from practicum.recipe import (
     Recipe,
@@ -43,6 +46,7 @@ from practicum.runs.opening import (
     add_tools,
     build_task,
     load_model,
+    load_student,
     load_trained_student,
     open_run,
     refuse_missing_run,
@@ -106,6 +110,8 @@ class _Subject:
     settings: EvaluationSettings
     writers: RolloutWriters | None = None
     """The writers of the recipe's search; None for rows and for a model, which have no scorers."""
+    target: SamplingClient | None = None
+    """The target of a drafter, which decodes without it."""
 
 
 def evaluate(  # noqa: PLR0913  (its options, one by one)
@@ -117,6 +123,7 @@ def evaluate(  # noqa: PLR0913  (its options, one by one)
     verifier: Verifier | Sequence[Verifier] = (),
     samples: int | None = None,
     temperature: float | None = None,
+    drafter: str | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate a run's student, or a model on a recipe's held-out prompts or on `rows`.
@@ -124,7 +131,9 @@ def evaluate(  # noqa: PLR0913  (its options, one by one)
     `rows` is a file in any form that the task `jsonl` reads, and each `verifier` of a list gives its
     own `accuracy[NAME]`. Without `rows`, the prompts are the recipe's held-out prompts, and a run is also
     compared with its teacher. With `samples=8, temperature=1.0` there are also `avg@8` and
-    `pass@1` to `pass@8`. A model without `rows` needs the `recipe` with the task.
+    `pass@1` to `pass@8`. A model without `rows` needs the `recipe` with the task. With a `drafter`, a
+    model decodes with the drafter of this folder; as for a run that trained a drafter, there are
+    then the acceptance, the tokens per call of the target, and the seconds with and without it.
 
         practicum.evaluate("runs/mine", rows="test.jsonl", verifier=["math", "my_metrics:close"])
     """
@@ -135,6 +144,7 @@ def evaluate(  # noqa: PLR0913  (its options, one by one)
         refuse_missing_run(name)
         run_dir, loaded = _read_target(name, recipe, rows, overrides)
         _check_samples(loaded, samples)
+        loaded = _add_drafter(loaded, name, drafter, is_run=run_dir is not None)
         verifiers = [verifier] if isinstance(verifier, str) or callable(verifier) else verifier
         configs = _choose_verifiers(loaded, rows, verifiers)
         gradings = open_gradings(configs)
@@ -176,6 +186,19 @@ def _read_target(
     for note in override_all(recipe_data, overrides):
         log.info(note)
     return run_dir, parse_recipe(recipe_data, "the run's recipe" if run_dir else "eval")
+
+
+def _add_drafter(recipe: Recipe, name: str, drafter: str | None, *, is_run: bool) -> Recipe:
+    """Return the recipe with a drafter for a model; RecipeError for a run."""
+    if drafter is None:
+        return recipe
+    if is_run:
+        raise RecipeError(
+            f"{spell_options(drafter=drafter)}: {name} is a run; give the model that it drafts for, "
+            "or leave the option out to evaluate a run that trained a drafter"
+        )
+    student = StudentConfig(model=name, drafter=DrafterConfig(start=drafter))
+    return recipe.model_copy(update={"student": student})
 
 
 def _check_samples(recipe: Recipe, samples: int | None) -> None:
@@ -228,17 +251,22 @@ def _open_run(run_dir: RunDir, recipe: Recipe) -> _Subject:
             f"{spell_options(rows='FILE')}"
         )
     parts = built.parts
-    writers = parts.build_writers(parts.sampler)
+    target = _find_target(built.backend, built.student, recipe)
     return _Subject(
-        parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation, writers
+        parts.sampler,
+        parts.renderer,
+        parts.task,
+        parts.teacher,
+        built.evaluation,
+        parts.build_writers(parts.sampler),
+        target,
     )
 
 
 def _open_model(name: str, recipe: Recipe) -> _Subject:
     """Open a model with the held-out prompts of a recipe."""
     task = build_task(recipe)
-    model = _load_model(name, recipe)
-    return _prepare(model, model.client, task, recipe, f"{name}: the recipe's task")
+    return _open_named(name, task, recipe, f"{name}: the recipe's task")
 
 
 def _open_with_rows(
@@ -251,15 +279,28 @@ def _open_with_rows(
     if tools is not None:
         task = ToolPrompts(tools, prompts)
     if run_dir is None:
-        model = _load_model(name, recipe)
-        return _prepare(model, model.client, task, recipe, rows)
+        return _open_named(name, task, recipe, rows)
     backend, student = load_trained_student(run_dir, recipe)
-    return _prepare(student, backend.build_sampler(student), task, recipe, rows)
+    subject = _prepare(student, backend.build_sampler(student), task, recipe, rows)
+    return replace(subject, target=_find_target(backend, student, recipe))
 
 
-def _load_model(name: str, recipe: Recipe) -> Model:
-    fields = recipe.student.model_dump(include=set(ModelConfig.model_fields))
-    return load_model(ScorerConfig.model_validate({**fields, "model": name}))
+def _open_named(name: str, task: Task, recipe: Recipe, source: str) -> _Subject:
+    """Return a model without a run, with its drafter if the recipe has one."""
+    if recipe.student.drafter is None:
+        fields = recipe.student.model_dump(include=set(ModelConfig.model_fields))
+        model = load_model(ScorerConfig.model_validate({**fields, "model": name}))
+        return _prepare(model, model.client, task, recipe, source)
+    backend, student = load_student(recipe, Path())
+    subject = _prepare(student, backend.build_sampler(student), task, recipe, source)
+    return replace(subject, target=_find_target(backend, student, recipe))
+
+
+def _find_target(backend: Backend, student: Student, recipe: Recipe) -> SamplingClient | None:
+    """Return the target of a drafter, to decode without it; None if the student is no drafter."""
+    if recipe.student.drafter is None:
+        return None
+    return backend.build_self_teacher(student, WeightUpdateRule("frozen"), "target")
 
 
 def _prepare(
@@ -285,6 +326,12 @@ def _measure(
     """
     settings = subject.settings
     with show_wait(f"evaluating {len(settings.prompts)} held-out prompts"):
+        seconds: dict[str, float] = {}
+        if subject.target is not None:
+            start = monotonic()
+            answer_heldout(subject.target, subject.renderer, subject.task, settings)
+            seconds["drafts/seconds_without"] = monotonic() - start
+        start = monotonic()
         rollouts = answer_heldout(
             subject.client,
             subject.renderer,
@@ -292,6 +339,8 @@ def _measure(
             settings,
             rescored=subject.teacher is not None,
         )
+        if subject.target is not None:
+            seconds["drafts/seconds"] = monotonic() - start
         if sole is not None:
             rollouts = _grade(rollouts, sole)
         evaluation = examine_answers(
@@ -301,7 +350,7 @@ def _measure(
             key: number
             for key, number in evaluation.summarize().items()
             if number is not None or key not in COMPARED_WITH_TEACHER
-        }
+        } | seconds
         if evaluation.accuracy is None and named:
             for key in ("accuracy", "by_domain", "calibration"):
                 del summary[key]

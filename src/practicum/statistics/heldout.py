@@ -111,11 +111,14 @@ class Evaluation:
     calibration: Calibration | None = None
     reverse_kl_estimate: Estimate | None = None
     student_entropy_estimate: Estimate | None = None
+    drafts: dict[str, float] = field(default_factory=dict)
+    """The acceptance and the tokens per call of a drafter; empty without one."""
 
     def summarize(self) -> dict[str, Any]:
         """Return the numbers for `summary.json`, without answers, scores and traces."""
         numbers = asdict(self)
         del numbers["answers"], numbers["scores"], numbers["traces"]
+        drafts = numbers.pop("drafts")
         texts = group_pairs((answer.prompt, answer.text.strip()) for answer in self.answers)
         loops = sum(is_looping(answer.text) for answer in self.answers)
         return {
@@ -124,6 +127,7 @@ class Evaluation:
             "equal_answers": equal_share(list(texts.values())),
             "looping_answers": loops / len(self.answers),
             **numbers,
+            **drafts,
         }
 
     @classmethod

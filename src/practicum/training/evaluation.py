@@ -16,6 +16,7 @@ from practicum.rollouts import (
     add_rewards,
     as_environment,
     collect_rollouts,
+    measure_drafts,
     sample_rollouts,
     sample_teacher_rollouts,
 )
@@ -203,6 +204,7 @@ def _build_evaluation(
         calibration=_measure_calibration(answers, seed),
         reverse_kl_estimate=comparison.divergence_estimate,
         student_entropy_estimate=comparison.entropy_estimate,
+        drafts=measure_drafts(rollouts),
     )
 
 

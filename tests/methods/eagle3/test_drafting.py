@@ -105,7 +105,9 @@ def enumerate_law(
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"verify": "shared"}, {"width": 2}], ids=["chain", "shared", "tree"]
+    "settings",
+    [{}, {"verify": "shared"}, {"width": 2, "verify": "shared"}],
+    ids=["chain", "shared", "tree"],
 )
 @torch.no_grad()
 def test_the_text_has_the_targets_law(settings: dict[str, object]) -> None:

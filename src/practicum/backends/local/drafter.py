@@ -25,21 +25,21 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs import GraphPlan
 from practicum.errors import CheckpointError, ModelError
 from practicum.functional.head import Head, TableHead
-from practicum.losses import CompiledObjective, build_chunk
+from practicum.losses import CompiledObjective, TermValues, build_chunk
 from practicum.losses.measures import UpdateStatistics, measure
 from practicum.losses.passes import Part, Pass
 from practicum.losses.token_axis import compute_all_coefficients
 from practicum.models.config import DrafterConfig
 from practicum.objective import Full, Objective
 from practicum.ports.drafters import DraftModel, KeysAndValues, embed
-from practicum.rollouts.drafts import read_depths
+from practicum.rollouts.drafts import is_replay, read_depths
 from practicum.types import Rollout, TeacherSignal
 
 MICRO_BATCH_TOKENS = 2048
 """The tokens of a micro-batch, unless the recipe sets them: each has a state for every depth."""
 
-MAX_DIFFERENCE = 0.2
-"""The largest difference of a probability between the teacher and the target; rounding is less."""
+MAX_DIFFERENCE = {True: 1e-3, False: 0.2}
+"""The largest difference of a probability between teacher and target, by whether both are exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,29 +181,29 @@ class DrafterTrainer(LocalTrainer):
             tokens=torch.searchsorted(ids, part.tokens.tokens[piece]).clamp(max=len(ids) - 1),
             policy_logprobs=torch.full_like(part.tokens.policy_logprobs[piece], torch.nan),
         )
+        recorded, totals = list[TermValues](), list[Tensor]()
         for depth, hidden in enumerate(unrolled.hidden):
             has_state = unrolled.learns[depth][piece]
             factor = self.config.decay**depth * (is_drafted & has_state)
             batch = replace(tokens, aggregate=tokens.aggregate * factor)
             pair = signal, part.reference[piece]
             chunk = build_chunk(head, hidden[piece], pair, batch, objective, self._buffers)
-            values = chunk.values
-            coefficients = compute_all_coefficients(objective.tokens, values, batch)
+            coefficients = compute_all_coefficients(objective.tokens, chunk.values, batch)
             distributions = chunk.get_distributions(torch.arange(len(has_state)))
             assert distributions is not None, "the target's whole distribution is here"
             # Not renormalised: the target's tokens outside the vocabulary are never accepted.
             accepted = torch.minimum(distributions[0].exp(), target[:, ids].exp()).sum(dim=-1)
             records.add(f"drafter/acceptance_{depth}", accepted, has_state)
             if depth == 0:
-                measure(records, values, batch, signal, objective)
+                measure(records, chunk.values, batch, signal, objective)
                 # The target wrote the text: the drafter's numbers are not those of its sampler.
-                nameless = [
-                    replace(v, logprobs=torch.full_like(v.logprobs, torch.nan)) for v in values
-                ]
-                index = part.index[piece]
-                records.record_coefficients(index, signal.name, nameless, coefficients)
+                unknown = torch.full_like(accepted, torch.nan)
+                recorded = [replace(values, logprobs=unknown) for values in chunk.values]
+            pairs = zip(totals or [0.0] * len(coefficients), coefficients, strict=True)
+            totals = [total + coefficient for total, coefficient in pairs]
             unrolled.gradients[depth][piece] += chunk.backward(coefficients)
             del chunk  # Free its matrices before the next chunk.
+        records.record_coefficients(part.index[piece], signal.name, recorded, totals)
 
     @torch.no_grad()
     def _read_target(
@@ -223,8 +223,9 @@ class DrafterTrainer(LocalTrainer):
         target = head.logprobs(states).to(hidden.device)
         if head.key not in self._compared:
             expected = self.language_model.head().logprobs(hidden)
+            limit = MAX_DIFFERENCE[self.language_model.is_exact]
             is_same = expected.shape == target.shape
-            if not is_same or (expected.exp() - target.exp()).abs().max() > MAX_DIFFERENCE:
+            if not is_same or (expected.exp() - target.exp()).abs().max() > limit:
                 raise ModelError(
                     "teacher: its distributions are not those of the drafter's target, so the "
                     "drafts would be rejected; set teacher: {type: self, weights: frozen}"
@@ -250,15 +251,23 @@ class DrafterTrainer(LocalTrainer):
         rows = torch.cat(
             [torch.full((int(row.loss_mask.sum()),), n) for n, (_, row) in enumerate(pairs)]
         )
-        drafted = torch.cat([read_depths(rollout)[rollout.loss_mask] for rollout in rollouts])
+        by_depth = [
+            torch.full((len(row.tokens),), self.config.states == "drafted" or is_replay(row))
+            for row in rollouts
+        ]
+        drafted, has_one_depth = (
+            torch.cat(
+                [column[row.loss_mask] for column, row in zip(columns, rollouts, strict=True)]
+            )
+            for columns in (map(read_depths, rollouts), by_depth)
+        )
         hidden, learns = [], []
         for depth, states in enumerate(
             unroll(self.drafter, model.model, features, ids, self.config.depth)
         ):
             sources = spots - 2 - depth
             has_state = sources >= 0
-            if self.config.states == "drafted":
-                has_state &= drafted == depth
+            has_state &= ~has_one_depth | (drafted == depth)
             hidden.append(self.drafter.finish(states[rows, sources.clamp(min=0)]))
             learns.append(has_state.to(model.device))
         gradients = [torch.zeros_like(states) for states in hidden]
@@ -275,7 +284,7 @@ def unroll(
     """Yield the states of all rows of padded texts, depth by depth.
 
     Depth 0 reads the target's states. Later depths read the drafter's own states and the text's
-    tokens (test-time training, 2503.01840): a row attends to the rows up to it at depth 0, and to
+    tokens (test-time training): a row attends to the rows up to it at depth 0, and to
     itself at the depths between. Rows without a next token have states that mean nothing.
     """
     length = ids.shape[1]

@@ -74,6 +74,7 @@ def export_drafter(
     """Write a drafter's folder in the layout of an engine, and check that it reads back the same."""
     module, target = find_module(config.type), loaded.language_model.model
     with name_when_complete(folder) as staging:
+        staging.mkdir()
         module.write(drafter, staging, layout, target, config.depth)
         again = dict(module.read(staging, target).named_parameters())
         for name, weight in drafter.named_parameters():

@@ -112,7 +112,7 @@ class _DraftLoop:
         self.model: LanguageModel = sampler.language_model
         self.drafter, self.config = sampler.drafter, sampler.config
         self.head = self.model.head()
-        self.is_shared = self.config.verify == "shared" or self.config.width > 1
+        self.is_shared = self.config.verify == "shared"
         self.check = stop_check(params, self.model.tokenizer)
         vocabulary = self.model.vocab_size
         self.texts = [

@@ -44,7 +44,7 @@ LAYOUTS = {"speculators": "layers.0.", "sglang": "midlayer."}
 """The prefix of the decoder layer's tensors in each layout."""
 
 
-class _Layer(torch.nn.Module):
+class _DraftLayer(torch.nn.Module):
     """The decoder layer; its attention reads an embedding next to a state."""
 
     def __init__(self, shape: LlamaConfig) -> None:
@@ -75,7 +75,7 @@ class Eagle3(DraftModel):
         width = shape.hidden_size
         self.shape, self.vocabulary, self.layers = shape, vocabulary, layers
         self.fc = torch.nn.Linear(len(layers) * width, width, bias=False)
-        self.midlayer = _Layer(shape)
+        self.midlayer = _DraftLayer(shape)
         self.norm = LlamaRMSNorm(width, eps=shape.rms_norm_eps)
         self.lm_head = torch.nn.Linear(width, len(vocabulary.ids), bias=False)
         self.rotary = LlamaRotaryEmbedding(shape)
@@ -189,7 +189,9 @@ def write(drafter: Eagle3, folder: Path, layout: str, target: Any, depth: int) -
     sizes |= {"vocab_size": vocabulary.size, "num_hidden_layers": 1, "model_type": "llama"}
     embedding = target.get_input_embeddings().weight.detach().float()
     tensors = {name: weight.detach() for name, weight in drafter.named_parameters()}
-    tensors |= {"embed_tokens.weight": embedding, "t2d": vocabulary.t2d, "d2t": vocabulary.d2t}
+    tensors["embed_tokens.weight"] = embedding
+    if layout == "sglang" or len(vocabulary.ids) < vocabulary.size:
+        tensors |= {"t2d": vocabulary.t2d, "d2t": vocabulary.d2t}  # Speculators: of a part alone
     layer = LAYOUTS[layout]
     tensors = {
         name.replace("midlayer.", layer): tensor.cpu().contiguous()
