@@ -9,7 +9,7 @@ import torch
 from backends.tiny import rollout
 
 from practicum.backends.local.drafter import unroll
-from practicum.backends.local.drafting import DraftingSampler
+from practicum.backends.local.drafting import DraftingSampler, _DraftLoop, _Drafts
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.sampler import LocalSampler
@@ -190,6 +190,35 @@ def test_the_drafts_are_those_of_the_unrolled_drafter(width: int) -> None:
             logprobs = drafter.head.logprobs(drafter.finish(states[depth][0, row]))
             best = drafter.vocabulary.ids[logprobs.topk(width).indices].tolist()
             assert token in best if width > 1 else token == best[0]
+
+
+@torch.no_grad()
+def test_drafts_are_sampled_from_the_unrolled_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    drafter, config = make_drafter(target, depth=4)
+    verified: list[tuple[list[int], list[int], torch.Tensor]] = []
+    original = _DraftLoop._verify
+
+    def verify(loop: _DraftLoop, drafts: _Drafts) -> object:
+        assert drafts.logprobs is not None
+        for row, text in enumerate(loop.texts):
+            tokens = [*text.prompt, *text.tokens]
+            verified.append((tokens, drafts.tokens[row].tolist(), drafts.logprobs[row].clone()))
+        return original(loop, drafts)
+
+    monkeypatch.setattr(_DraftLoop, "_verify", verify)
+    open_sampler(target, drafter, config).sample(requests(3), PARAMS)
+    assert len(verified) > 20
+    for tokens, drafts, logprobs in verified:
+        row = len(tokens) - 2
+        ids = torch.tensor([[*tokens, *drafts]])
+        output = target.model(ids, output_hidden_states=True)
+        features = torch.cat([output.hidden_states[layer] for layer in drafter.layers], -1)
+        features[:, row + 1 :] = 0.0
+        for depth, state in enumerate(unroll(drafter, target.model, features, ids, 4)):
+            expected = drafter.head.logprobs(drafter.finish(state[0, row]))
+            actual = logprobs[depth, drafter.vocabulary.ids]
+            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_what_rounds_say_of_a_text() -> None:
