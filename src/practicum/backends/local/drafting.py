@@ -148,7 +148,7 @@ class _DraftLoop:
 
     # The target.
 
-    def _read_prompts(self) -> tuple[Bool[Tensor, "B L"], Float[Tensor, "B L F"]]:
+    def _read_prompts(self) -> tuple[Bool[Tensor, "b L"], Float[Tensor, "b L F"]]:
         """Read all prompts and sample the first tokens; return the prompts' rows."""
         prompts = [text.prompt for text in self.texts]
         device = self.model.device
@@ -185,7 +185,7 @@ class _DraftLoop:
         self.valid = torch.cat([self.valid, valid], dim=1)
         return hidden, torch.cat(layers, dim=-1).float()
 
-    def _verify(self, drafts: _Drafts) -> tuple[Bool[Tensor, "B L"], Float[Tensor, "B L F"]]:
+    def _verify(self, drafts: _Drafts) -> tuple[Bool[Tensor, "b L"], Float[Tensor, "b L F"]]:
         """Let the target read the drafts; append what it accepts, and return the new rows."""
         device, texts = self.model.device, list(self.texts)
         last = torch.tensor([[text.tokens[-1]] for text in texts], device=device)
@@ -402,7 +402,7 @@ class _DraftLoop:
 
     def _drop_finished(
         self, rows: Bool[Tensor, "B L"], features: Float[Tensor, "B L F"]
-    ) -> tuple[Bool[Tensor, "B L"], Float[Tensor, "B L F"]]:
+    ) -> tuple[Bool[Tensor, "b L"], Float[Tensor, "b L F"]]:
         """Remove the texts that have ended from the batch."""
         going = [row for row, text in enumerate(self.texts) if not self._has_ended(text)]
         self.finished |= {text.number: text for text in self.texts if self._has_ended(text)}

@@ -110,7 +110,7 @@ class Eagle3(DraftModel):
         hidden: Float[Tensor, "B L D"],
         queries: Float[Tensor, "B H L d"],
         memory: KeysAndValues,
-        mask: Bool[Tensor, "B L R"],
+        mask: Bool[Tensor, "#B L R"],
         path: Sequence[KeysAndValues] = (),
     ) -> Float[Tensor, "B L D"]:
         """Return the layer's output; the state itself, not its norm, is the residual stream."""

@@ -23,7 +23,7 @@ NEEDED = ("build", "write", "read")
 MIN_COVERAGE = 0.5
 """The smallest share of the counted tokens that a draft vocabulary must hold."""
 
-KeysAndValues = tuple[Float[Tensor, "B H L d"], Float[Tensor, "B H L d"]]
+KeysAndValues = tuple[Float[Tensor, "B _ _ d"], Float[Tensor, "B _ _ d"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class DraftModel(torch.nn.Module):
         hidden: Float[Tensor, "B L D"],
         queries: Float[Tensor, "B H L d"],
         memory: KeysAndValues,
-        mask: Bool[Tensor, "B L R"],
+        mask: Bool[Tensor, "#B L R"],
         path: Sequence[KeysAndValues] = (),
     ) -> Float[Tensor, "B L D"]:
         """Return the next state of rows.
