@@ -1,11 +1,25 @@
-"""A paper's recipe at the size of a toy."""
+"""A published method at the size of a toy."""
 
 import string
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
-from toy import make_model
+from chat_user import Client, free_port
+from toy import make_model, rows
+
+from practicum import runs
+from practicum.errors import PracticumError
+from practicum.recipe import parse_recipe
+from practicum.run_dir import write_json
+from practicum.runs import pipeline
+from practicum.runs.stages import Pipeline, parse_pipeline
+
+ONLY = ""
+"""The name of the only stage of a recipe that is no pipeline."""
 
 SMALL = {
     "train.steps": 24,
@@ -26,14 +40,102 @@ PRETRAINING = 120
 REAL = {"papers/gates": 3, "papers/kepo": 3, "papers/srpo": 3}
 """The steps of recipes that keep their models when their parts are examined: they need right answers or notes."""
 
+STAGE_STEPS = 8
+"""The steps of a pipeline's stages."""
+
 SPECIAL = {
     "papers/caopd": {"rollout.max_new_tokens": 24},
     "papers/gad": {"train.steps": 60},
     "papers/llm4teach": {"rollout.max_new_tokens": 60},
     "papers/crisp": {"train.steps": 52},
     "papers/distillm": {"train.steps": 48, "evaluation.prompts": 2, "evaluation.every": 1},
+    "served/openclaw-rl": {"train.steps": 8, "rollout.max_new_tokens": 16},
+    "teams/mimo_v2": {"train.steps": 24},
 }
 """Additional needs of a recipe: a confidence in letters, more turns of a game, a held-out metric, more steps."""
+
+
+class SmallRuns:
+    """A recipe or pipeline with a few small steps, and the same with another stage."""
+
+    def __init__(self, name: str, recipe_data: Mapping[str, Any], folder: Path) -> None:
+        self.name, self.folder, self.whole = name, folder, recipe_data
+        self.steps = REAL.get(name, STAGE_STEPS if "stages" in recipe_data else None)
+        self.models = None if name in REAL else make_two_models(folder)
+        if "stages" in recipe_data:
+            small = self._shrink_stages(recipe_data)
+            self.stages = pipeline.run(small, out=folder, progress=False).folder
+        self.traffic = self._record_traffic() if self._is_served(recipe_data) else None
+
+    def read_whole(self, stage: str) -> Any:
+        """Return the metrics of each step of a stage of the whole pipeline, or of the recipe."""
+        if stage == ONLY:
+            return self.read(stage, self.whole)
+        (metrics,) = self.stages.glob(f"stages/[0-9][0-9]-{stage}/metrics.jsonl")
+        return rows(metrics)
+
+    def read(self, stage: str, recipe_data: Mapping[str, Any]) -> Any:
+        """Run one stage of a variant; return the metrics of each step, or the error that ended the run."""
+        try:
+            with TemporaryDirectory(dir=self.folder) as out:
+                if stage == ONLY:
+                    small = shrink(self.name, recipe_data, self.models, self.steps)
+                    if self._is_served(recipe_data):
+                        small["rollout"]["source"] = f"served({self.traffic})"
+                    recipe = parse_recipe(small, self.name)
+                    folder = runs.run(recipe, out=out, progress=False).folder
+                else:
+                    folder = self._run_stage(self._shrink_stages(recipe_data), stage, Path(out))
+                return rows(folder / "metrics.jsonl")
+        except PracticumError as error:
+            return str(error)
+
+    def _is_served(self, recipe_data: Mapping[str, Any]) -> bool:
+        return recipe_data.get("rollout", {}).get("source") == "served"
+
+    def _record_traffic(self) -> Path:
+        """Let a user talk to the untrained student, and return the file of the turns."""
+        small = shrink(self.name, self.whole, self.models)
+        train, port = small["train"], free_port()
+        small["task"] = {**small["task"], "port": port, "seconds": 60}
+        small["rollout"] = {**small["rollout"], "max_staleness": 0}
+        turns = train["steps"] * train["prompts_per_step"]
+        small["train"] = {**train, "steps": 1, "prompts_per_step": turns}
+        user = Thread(target=_talk, args=(port, turns))
+        user.start()
+        run = runs.run(parse_recipe(small, self.name), out=self.folder, progress=False)
+        user.join()
+        return run.folder / "traffic.jsonl"
+
+    def _shrink_stages(self, recipe_data: Mapping[str, Any]) -> Pipeline:
+        resolved = parse_pipeline(recipe_data, self.name).resolve()
+        stages = [
+            {**shrink(self.name, entry, self.models, self.steps), "name": entry["name"]}
+            for entry in resolved["stages"]
+        ]
+        small = shrink(self.name, resolved, self.models, self.steps)
+        return parse_pipeline({**small, "stages": stages}, self.name)
+
+    def _run_stage(self, small: Pipeline, name: str, out: Path) -> Path:
+        """Run a stage after the earlier stages of the whole pipeline, and return its folder."""
+        number = next(stage.number for stage in small.stages if stage.name == name)
+        small = replace(small, stages=small.stages[:number])
+        folder = out / small.recipe.name
+        (folder / "stages").mkdir(parents=True)
+        for stage in small.stages[:-1]:
+            (finished,) = self.stages.glob(f"stages/[0-9][0-9]-{stage.name}")
+            (folder / "stages" / stage.folder).symlink_to(finished)
+        (folder / "models").symlink_to(self.stages / "models")
+        write_json(folder / "pipeline.json", small.resolve())
+        result = pipeline.run(small, out=out, resume=True, progress=False)
+        return result.folder / "stages" / small.stages[-1].folder
+
+
+def _talk(port: int, turns: int) -> None:
+    """Ask questions and reply to the answers: two turns with a reply per conversation."""
+    for factor in range(2, 2 + turns // 2):
+        right = f"No, it is {factor * 7}."
+        Client(port).converse(f"What is {factor} times 7?", right, "Thanks, that is right.")
 
 
 def make_two_models(folder: Path) -> tuple[Path, Path]:
@@ -59,7 +161,7 @@ def shrink(
     small = dict(recipe_data)
     if models is not None:
         small = {key: _replace_models(key, section, models) for key, section in small.items()}
-    needs = SPECIAL.get(name, {}) | ({} if steps is None else {"train.steps": steps})
+    needs = ({} if steps is None else {"train.steps": steps}) | SPECIAL.get(name, {})
     for key, value in {**LENGTHS, **SMALL, **needs}.items():
         section, field = key.split(".")
         if key in needs or key in SMALL or field not in small.get(section, {}):
@@ -73,8 +175,11 @@ def _replace_models(section: str, data: Any, models: tuple[Path, Path]) -> Any:
     if not isinstance(data, Mapping):
         return data
     replaced = {key: _replace_models(section, entry, models) for key, entry in data.items()}
-    if isinstance(data.get("model"), Mapping):
-        replaced["model"] = {**data["model"], "pretrain": {"steps": PRETRAINING}}
+    if isinstance(model := data.get("model"), Mapping):
+        # An earlier stage's student stays.
+        replaced["model"] = (
+            model if "stage" in model else {**model, "pretrain": {"steps": PRETRAINING}}
+        )
     elif "model" in data:
         replaced["model"] = str(models[section != "student"])
     return replaced

@@ -1,15 +1,10 @@
-"""Every part of a paper's recipe acts: without it the recipe is refused, leaves its formula, or has another reading."""
+"""Every part of a published method acts: without it the recipe is refused, leaves its formula, or has another reading."""
 
 import json
 
 import pytest
 
-from benchmarks.papers import fingerprint
-from practicum.recipe import list_recipe_names, load_recipe
-
-from .parts import RESULTS, examine, list_parts, switch_off
-
-PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
+from .parts import METHODS, RESULTS, examine, identify, list_parts, load_stages, switch_off
 
 UNSEEN = {
     "papers/gad": ["scorers.discriminator.warmup_steps: 20"],
@@ -20,15 +15,17 @@ UNSEEN = {
         for part in ("weights: periodic", "period: 10")
     ],
     "papers/sd-zero": ["notes.revision.correct: {attempt} Let me rephrase the above solution."],
+    "served/openclaw-rl": ["rollout.max_staleness: 1"],
 }
-"""Parts that a small run does not show: its answers are wrong, its hints short, and its discriminator is no judge."""
+"""Parts that a small run does not show: its answers are wrong, its hints short, its discriminator is no judge, and its users'
+turns are recorded; tests/rollouts/test_traffic.py has users who talk during an update."""
 
 RESULT = json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_part_was_noticed_when_it_was_switched_off(name: str) -> None:
-    assert RESULT[name]["of"] == fingerprint(load_recipe(name)), (
+    assert RESULT[name]["of"] == identify(load_stages(name)), (
         f"the recipe changed; run PYTHONPATH=tests python -m papers.parts {name.removeprefix('papers/')}"
     )
     hollow = [part for part, witness in RESULT[name]["parts"].items() if not witness]
@@ -36,13 +33,13 @@ def test_every_part_was_noticed_when_it_was_switched_off(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["papers/gkd", "papers/paced", "papers/opcd"])
+@pytest.mark.parametrize("name", ["papers/gkd", "papers/paced", "papers/opcd", "pipelines/spin"])
 def test_the_recorded_parts_are_found_again(name: str) -> None:
     assert examine(name) == RESULT[name]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", METHODS)
 def test_all_recorded_parts_are_found_again(name: str) -> None:
     assert examine(name) == RESULT[name]
 
@@ -75,3 +72,31 @@ def test_a_part_is_a_key_a_term_or_an_argument() -> None:
         "type": "privileged",
         "reference": "{answer}",
     }
+
+
+def test_the_parts_of_a_pipeline_are_its_stages_and_their_keys() -> None:
+    task = {"type": "reverse", "shortest": 3}
+    stages = {
+        "sft": {
+            "slot": "cold_start",
+            "setting": {"rollout": {"n": 2}},
+            "objective": {"signal": "text"},
+        },
+        "merged": {"start": {"merge": ["sft"], "method": "ties"}},
+        "played": {"start": "sft", "task": {"type": "played", "note": "told", "task": task}},
+    }
+    parts = dict(list_parts({"rollout": {"n": 8}, "stages": stages}, task=task))
+    assert list(parts.values()) == [
+        "rollout.n: 8",
+        "stages.sft",
+        "stages.sft.objective.signal: text",
+        "stages.merged",
+        "stages.merged.start: merge, method",
+        "stages.merged.start.merge: ['sft']",
+        "stages.merged.start.method: ties",
+        "stages.played",
+        "stages.played.start: sft",
+        "stages.played.task: played",
+        "stages.played.task.note: told",
+    ]
+    assert list(switch_off({"stages": stages}, ("stages", "sft"))["stages"]) == ["merged", "played"]
