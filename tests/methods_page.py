@@ -3,6 +3,8 @@ of its formula, and the results measured here.
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,7 +25,9 @@ from practicum.statistics import contains_zero, holm, t_interval, t_test
 
 PAPERS = [name for name in list_recipe_names() if name.startswith("papers/")]
 TEAMS = [name for name in list_recipe_names() if name.startswith("teams/")]
-
+PIPELINES = [
+    name for name in list_recipe_names() if name.startswith(("pipelines/", "served/", "teams/"))
+]
 
 PARTS = json.loads(
     (Path(__file__).resolve().parents[1] / "results" / "parts.json").read_text(encoding="utf-8")
@@ -41,6 +45,27 @@ FORMULA = {
 }
 """The source of a recipe's loss, in the wording of the page."""
 
+NUMBER = r"(?<![\w.@'-])\d[\d,]*(?:\.\d+)?(?![\w.]|-\w)"
+"""A number by itself, so no part of a name such as Qwen2.5-7B."""
+
+RESULT = re.compile(
+    r"(?:(?:[A-Z]{2}\S*|\w+@\d+|[A-Z]\S* v\d) (?:(?:rises (?:from|by)|up by|at) )?|\w+ up by )?"
+    rf"(?P<numbers>(?<! of ){NUMBER}"
+    rf"(?:(?:,| to| and| against| instead of| where \w+ reaches) {NUMBER})*)"
+    r"(?P<unit> (?:points|per ?cent|%|times|BLEU|of \d+ \w+ \w+|pass@1)"
+    r"(?: better| faster| more| (?:fewer|less) [a-z-]+(?: tokens| operations)?)?)?"
+    r"(?P<place> (?:on|over) (?:[A-Z]\S+(?: \d{4}| v\d)?|\w+ (?:\w+ )?benchmarks))?"
+)
+"""Numbers with their unit and benchmark. A number after "of" is a setting, as in "k of 2"."""
+
+AXES = {
+    "source": "whose states",
+    "teacher": "whose signal",
+    "divergence": "what divergence",
+    "weights of tokens": "how much",
+}
+"""The first axis of each question, with the question."""
+
 
 @cache
 def _recipe(name: str) -> Recipe:
@@ -56,21 +81,48 @@ def rows() -> list[list[str]]:
         recipe, line = _recipe(name), _line(name)
         if recipe.family != family:
             family = recipe.family
-            found.append([f"**{family}**", "", "", "", "", ""])
+            found.append([f"**{family}**", "", "", "", "", "", ""])
         gain = _gain(line).partition(" (")[0] if line else ""
         about = recipe.about + (" (reduced)" if recipe.reduced else "")
-        formula = FORMULA[recipe.formula]
-        found.append(
-            [_link(name), about, source(recipe.paper or ""), formula, count_parts(name), gain]
-        )
+        origin = [source(recipe.paper or ""), _hyphenate(recipe.formula), count_parts(name)]
+        found.append([_link(name), about, *origin, gain, quote_result(recipe.claim)])
     return found
+
+
+def pipelines() -> list[list[str]]:
+    """Return one row per pipeline of a publication: its paper, its stages, and the result that the paper gives."""
+    found = []
+    for name in PIPELINES:
+        data = read_recipe(find_recipe(name))
+        if "paper" in data:
+            stages = str(len(data.get("stages", [name])))
+            origin = [source(data["paper"]), stages, _hyphenate(data["formula"])]
+            about = f"`{name}`" + (" (reduced)" if "reduced" in data else "")
+            found.append([about, *origin, count_parts(name), quote_result(data["claim"])])
+    return found
+
+
+def quote_result(claim: str) -> str:
+    """Return the first result in a claim, outside parentheses: its numbers, their unit, and the benchmark."""
+    text = re.sub(r" \([^)]*\)", "", " ".join(claim.split()))
+    for match in RESULT.finditer(text):
+        has_range = " to " in match["numbers"] and match["place"]
+        if match["unit"] or "." in match["numbers"] or has_range:
+            return match[0].rstrip(",;")
+    return "none"
+
+
+def _hyphenate(formula: str) -> str:
+    return formula.replace("_", "-")
 
 
 def count_parts(name: str) -> str:
     """Count the parts that the formula's test, a reading of a run and the check of the recipe miss."""
     witnesses = list(PARTS[name]["parts"].values())
-    numbers = [witnesses.count("formula"), sum("`" in each for each in witnesses)]
-    return ", ".join(map(str, [*numbers, witnesses.count("refused")]))
+    counts = Counter(
+        witness if witness in ("", "formula", "refused") else "reading" for witness in witnesses
+    )
+    return "/".join(str(counts[kind]) for kind in ("formula", "reading", "refused"))
 
 
 def families() -> list[list[str]]:
@@ -96,14 +148,19 @@ def axes() -> list[list[str]]:
         choices["signal"] = [term.signal.name for term in terms]
         choices["divergence"] = [term.divergence.name for term in terms if term.needs_signal]
         choices["target"] = [term.target.name for term in terms if term.needs_signal]
-        choices["weights of tokens"] = [term.weights.name for term in terms]
+        choices["weights of tokens"] = [_shorten_name(term.weights.name) for term in terms]
         choices["weights of answers"] = [term.samples.name for term in terms]
         choices["correction"] = [term.correction.name for term in terms]
-        choices["reward"] = [term.reward.name.rpartition(":")[2] for term in terms]
+        choices["reward"] = [_shorten_name(term.reward.name) for term in terms]
         for axis, values in choices.items():
             for value in values:
                 users.setdefault(axis, {}).setdefault(value, {})[name] = None
-    return [[axis, _list_choices(by_value)] for axis, by_value in users.items()]
+    return [[AXES.get(axis, ""), axis, _list_choices(by_value)] for axis, by_value in users.items()]
+
+
+def _shorten_name(name: str) -> str:
+    """Return the name of a function without its module."""
+    return name.rpartition(":")[2]
 
 
 def _list_choices(users: Mapping[str, Collection[str]]) -> str:
@@ -122,20 +179,12 @@ def _link(name: str) -> str:
 
 
 def teams() -> list[list[str]]:
-    """Return one row per pipeline: its stages, its paper, and the parts that are left out."""
+    """Return one row per pipeline of a reported model: what is missing, and the differences."""
     found = []
     for name in TEAMS:
         data = read_recipe(find_recipe(name))
-        stages = ", ".join(str(stage["name"]) for stage in data["stages"])
-        found.append(
-            [
-                f"`{name}`",
-                source(str(data["paper"])),
-                stages,
-                _plain(data["claim"]),
-                _plain(data["differs"]),
-            ]
-        )
+        missing = " ".join(_plain(data[key]) for key in ("reduced", "differs") if key in data)
+        found.append([f"`{name}`", missing])
     return found
 
 

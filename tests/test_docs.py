@@ -247,8 +247,13 @@ def _schedules() -> str:
 
 
 def _methods() -> str:
-    head = ["recipe", "what it does", "paper", "formula", "parts", "gain here"]
+    head = ["recipe", "what it does", "paper", "formula", "parts", "gain here", "theirs"]
     return _table(head, methods_page.rows())
+
+
+def _pipelines() -> str:
+    head = ["pipeline", "paper", "stages", "formula", "parts", "theirs"]
+    return _table(head, methods_page.pipelines())
 
 
 def _field_families() -> str:
@@ -257,7 +262,7 @@ def _field_families() -> str:
 
 
 def _field_axes() -> str:
-    return _table(["axis", "choices"], methods_page.axes())
+    return _table(["question", "axis", "choices"], methods_page.axes())
 
 
 def _controls() -> str:
@@ -272,7 +277,7 @@ def _controls() -> str:
 
 
 def _teams() -> str:
-    return _table(["pipeline", "report", "stages", "claim", "differs"], methods_page.teams())
+    return _table(["pipeline", "differs"], methods_page.teams())
 
 
 def _corrections() -> str:
@@ -756,6 +761,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "field_families": _field_families,
     "field_axes": _field_axes,
     "controls": _controls,
+    "pipelines": _pipelines,
     "teams": _teams,
     "corrections": _corrections,
     "estimators": _estimators,
@@ -910,6 +916,30 @@ def test_generated_parts_are_what_the_code_says(page):
 def test_what_a_teacher_adds_is_said_from_the_numbers(gains, alone, words):
     line, control = ({"gains": [[0.0, gain, 1.0] for gain in found]} for found in (gains, alone))
     assert methods_page.adds(line, control) == words
+
+
+@pytest.mark.parametrize(
+    ("claim", "result"),
+    [
+        ("Qwen3-8B-Base reaches 69.9 on AIME 2024 in 30 GPU hours", "69.9 on AIME 2024"),
+        (
+            "41.7 instead of 36.4 on five math benchmarks",
+            "41.7 instead of 36.4 on five math benchmarks",
+        ),
+        ("RULER rises from 77.2 to 86.3 with Qwen2.5-7B", "RULER rises from 77.2 to 86.3"),
+        (
+            "above GRPO with Qwen3 at 1.7B, 8 to 12 times fewer generated tokens (abstract)",
+            "8 to 12 times fewer generated tokens",
+        ),
+        ("from 60 to 70 on AIME'24 in about 150 steps", "60 to 70 on AIME'24"),
+        (
+            "a scale of 1.25 and k of 2 and 4 with students of 120M to 13B (table 2.1)",
+            "none",
+        ),
+    ],
+)
+def test_the_result_of_a_claim_is_quoted_with_its_unit_or_benchmark(claim, result):
+    assert methods_page.quote_result(claim) == result
 
 
 def test_each_study_and_each_method_has_its_page():
