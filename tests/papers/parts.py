@@ -30,16 +30,20 @@ from practicum.recipe import Recipe, find_recipe, list_recipe_names, parse_recip
 from practicum.recipe.layers import RecipeLayer, fit_layers, merge_layers, read_layers
 from practicum.recipe.loader import put_term_in_list
 from practicum.recipe.schema import WORDS
+from practicum.recipe.yaml_files import read_yaml
 from practicum.runs.stages import parse_pipeline
 
 from .case import Case, library_and_formula
 from .formulas import Formula, find_formula
 from .small import ONLY, SmallRuns
 
-FOLDERS = ("papers/", "pipelines/", "served/", "teams/")
-"""The folders of published methods."""
-
-METHODS = [name for name in list_recipe_names() if name.startswith(FOLDERS)]
+METHODS = [
+    name
+    for name in list_recipe_names()
+    if name.startswith(("papers/", "pipelines/", "served/", "teams/"))
+    and "paper" in read_yaml(find_recipe(name))
+]
+"""The recipes and pipelines of published methods."""
 
 REFUSED = "refused"
 """The witness of a part without which no run begins."""

@@ -68,25 +68,24 @@ class SmallRuns:
         self.traffic = self._record_traffic() if self._is_served(recipe_data) else None
 
     def read_whole(self, stage: str) -> Any:
-        """Return the metrics of each step of a stage of the whole pipeline, or of the recipe."""
+        """Return the readings of a stage of the whole pipeline, or of the recipe."""
         if stage == ONLY:
             return self.read(stage, self.whole)
-        (metrics,) = self.stages.glob(f"stages/[0-9][0-9]-{stage}/metrics.jsonl")
-        return rows(metrics)
+        (folder,) = self.stages.glob(f"stages/[0-9][0-9]-{stage}")
+        return _read_stage(folder)
 
     def read(self, stage: str, recipe_data: Mapping[str, Any]) -> Any:
-        """Run one stage of a variant; return the metrics of each step, or the error that ended the run."""
+        """Run one stage of a variant; return its readings, or the error that ended the run."""
         try:
             with TemporaryDirectory(dir=self.folder) as out:
-                if stage == ONLY:
-                    small = shrink(self.name, recipe_data, self.models, self.steps)
-                    if self._is_served(recipe_data):
-                        small["rollout"]["source"] = f"served({self.traffic})"
-                    recipe = parse_recipe(small, self.name)
-                    folder = runs.run(recipe, out=out, progress=False).folder
-                else:
-                    folder = self._run_stage(self._shrink_stages(recipe_data), stage, Path(out))
-                return rows(folder / "metrics.jsonl")
+                if stage != ONLY:
+                    small = self._shrink_stages(recipe_data)
+                    return _read_stage(self._run_stage(small, stage, Path(out)))
+                recipe_data = shrink(self.name, recipe_data, self.models, self.steps)
+                if self._is_served(recipe_data):
+                    recipe_data["rollout"]["source"] = f"served({self.traffic})"
+                recipe = parse_recipe(recipe_data, self.name)
+                return rows(runs.run(recipe, out=out, progress=False).folder / "metrics.jsonl")
         except PracticumError as error:
             return str(error)
 
@@ -129,6 +128,11 @@ class SmallRuns:
         write_json(folder / "pipeline.json", small.resolve())
         result = pipeline.run(small, out=out, resume=True, progress=False)
         return result.folder / "stages" / small.stages[-1].folder
+
+
+def _read_stage(folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of each step, and the rollouts with the notes that a later stage reads."""
+    return [row for name in ("metrics.jsonl", "rollouts.jsonl") for row in rows(folder / name)]
 
 
 def _talk(port: int, turns: int) -> None:
@@ -180,6 +184,6 @@ def _replace_models(section: str, data: Any, models: tuple[Path, Path]) -> Any:
         replaced["model"] = (
             model if "stage" in model else {**model, "pretrain": {"steps": PRETRAINING}}
         )
-    elif "model" in data:
+    elif data.get("model") is not None:
         replaced["model"] = str(models[section != "student"])
     return replaced

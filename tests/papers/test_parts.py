@@ -15,10 +15,27 @@ UNSEEN = {
         for part in ("weights: periodic", "period: 10")
     ],
     "papers/sd-zero": ["notes.revision.correct: {attempt} Let me rephrase the above solution."],
+    **{
+        f"pipelines/{name}": [
+            f"stages.{stage}.notes.experience.writer.teacher.weights: live"
+            for stage in ("play_1", "play_2")
+        ]
+        for name in ("oel", "oel-lake", "oel-sokoban")
+    },
+    "pipelines/probing-to-refine": [
+        f"stages.{stage}.task.{part}"
+        for stage, parts in {
+            "warm_up": ("lines: True", "task.note: probe", "task.scope: prompt"),
+            "refine": ("bonus: 0.5", "lines: True", "task.note: probe", "task.scope: prompt"),
+        }.items()
+        for part in parts
+    ],
     "served/openclaw-rl": ["rollout.max_staleness: 1"],
+    "teams/deepseek_v4": ["stages.left_expert.start: sft"],
 }
-"""Parts that a small run does not show: its answers are wrong, its hints short, its discriminator is no judge, and its users'
-turns are recorded; tests/rollouts/test_traffic.py has users who talk during an update."""
+"""Parts that a small run does not show: its answers are wrong, so it has no probes and an expert without a reward; its hints are
+short, its discriminator is no judge, a player that does not learn keeps its weights, and its users' turns are recorded. In
+tests/rollouts/test_traffic.py users talk during an update."""
 
 RESULT = json.loads(RESULTS.read_text(encoding="utf-8"))
 
