@@ -21,12 +21,12 @@ from practicum.backends.local.language_model import LanguageModel, record_layers
 from practicum.backends.local.packing import pad_sequences
 from practicum.backends.local.ranks import OneRank
 from practicum.backends.local.residency import clone_to
-from practicum.backends.local.trainer import LocalTrainer
+from practicum.backends.local.trainer import LocalTrainer, UpdateView
 from practicum.costs import GraphPlan
 from practicum.errors import CheckpointError, ModelError
 from practicum.functional.head import Head, TableHead
-from practicum.losses import CompiledObjective, TermValues, build_chunk
-from practicum.losses.measures import UpdateStatistics, measure
+from practicum.losses import TermValues, build_chunk
+from practicum.losses.measures import measure
 from practicum.losses.passes import Part, Pass
 from practicum.losses.token_axis import compute_all_coefficients
 from practicum.models.config import DrafterConfig
@@ -95,6 +95,7 @@ class DrafterTrainer(LocalTrainer):
             isinstance(term.signal.question, Full)
             and term.correction.name == "none"
             and not term.on_sampled_token
+            and not term.observes
             for term in objective.losses
         )
         if plain and not objective.needs_sequences and objective.reference_signal is None:
@@ -147,19 +148,16 @@ class DrafterTrainer(LocalTrainer):
         tokens = self.limits.micro_batch_tokens or MICRO_BATCH_TOKENS
         return GraphPlan(max(tokens, longest_text), recompute=False)
 
-    def _backward_micro_batch(
-        self,
-        micro_batch: Pass,
-        head: Head,
-        objective: CompiledObjective,
-        batch_coefficients: list[Tensor] | None,
-        records: UpdateStatistics,
+    def _backward_pass(
+        self, micro_batch: Pass | None, seed: int, head: Head, views: Sequence[UpdateView]
     ) -> None:
         """Add the gradient of one micro-batch at all depths."""
+        assert micro_batch is not None, "a drafter is trained in one process"
+        (view,) = views
         unrolled = self._unroll(micro_batch.rollouts)
-        for part in micro_batch.gather_parts():
-            for piece in self._cut(part, objective):
-                self._add_piece(head, part, piece, objective, unrolled, records)
+        for _, _, part in micro_batch.gather_parts():
+            for piece in self._cut(part, view.objective):
+                self._add_piece(head, part, piece, view, unrolled)
         torch.autograd.backward(unrolled.hidden, unrolled.gradients)
 
     def _add_piece(
@@ -167,11 +165,11 @@ class DrafterTrainer(LocalTrainer):
         head: Head,
         part: Part,
         piece: slice,
-        objective: CompiledObjective,
+        view: UpdateView,
         unrolled: _Unrolled,
-        records: UpdateStatistics,
     ) -> None:
         """Add the gradient of some tokens at all depths, and record their values."""
+        objective, records = view.objective, view.records
         signal, target = self._read_target(part.signal[piece], unrolled.target[piece])
         ids = self.drafter.vocabulary.ids.to(target.device)
         is_drafted = torch.isin(target.argmax(dim=-1), ids)
