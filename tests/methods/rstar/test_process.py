@@ -1,7 +1,10 @@
 """The process preference model: which steps it compares, what it learns, and the search that it guides."""
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +88,99 @@ def write_tree() -> list[Rollout]:
     ]
 
 
-def test_the_best_step_is_compared_with_the_worst_after_the_same_beginning() -> None:
-    pairs = find_step_pairs(write_tree())
-    texts = [(best.prompt_tokens[2:], worst.prompt_tokens[2:]) for best, worst in pairs]
-    assert texts == [((3, 3), (1, 2)), ((1, 2, 3), (1, 2, 4, 5))]
-    assert find_step_pairs(write_tree()[2:3]) == []
+Texts = list[list[tuple[tuple[int, ...], tuple[int, ...]]]]
+"""The tokens of the better and the worse text of each pair, in groups."""
+
+
+def read(rollouts: Sequence[Rollout]) -> Texts:
+    return [
+        [(best.prompt_tokens[2:], worst.prompt_tokens[2:]) for best, worst in group]
+        for group in find_step_pairs(rollouts)
+    ]
+
+
+def test_the_two_best_are_compared_with_the_two_worst() -> None:
+    siblings, below, answers = read(write_tree())
+    assert siblings == [((3, 3), (1, 2)), ((3, 3), (2, 2, 2)), ((2, 2, 2), (1, 2))]
+    assert below == [((1, 2, 3), (1, 2, 4, 5))]
+    # The means over the steps of the first two answers are 0.375 and 0.125.
+    first, second = (1, 2, 3), (1, 2, 4, 5)
+    assert answers == [((3, 3), second), ((3, 3), first), ((2, 2, 2), second)]
+    assert read(write_tree()[2:3]) == []
+
+
+def search_everything(seed: int) -> list[Rollout]:
+    """Return all answers of three steps of a or b, or their first two, with random rewards of 0 or 1."""
+    draw, paths = random.Random(seed), [*product((0, 1), repeat=2), *product((0, 1), repeat=3)]
+    leaves = [path for path in paths if len(path) == 3 or draw.random() < 0.3]
+    leaves = [path for path in leaves if path[:2] == path or path[:2] not in leaves]
+    rewards = {path: float(draw.random() < 0.5) for path in leaves}
+    rollouts = []
+    for number, path in enumerate(draw.sample(leaves, len(leaves))):
+        steps = []
+        for end in range(1, len(path) + 1):
+            below = [rewards[leaf] for leaf in leaves if leaf[:end] == path[:end]]
+            name = ".".join(map(str, (0, *path[:end])))
+            reward = sum(below) / len(below)
+            steps.append(SearchStep(name, 1, len(below), draw.random(), reward))
+        rollouts.append(replace(answer(number, path, *steps), reward=rewards[path]))
+    return rollouts
+
+
+def list_ordered_pairs(rollouts: Sequence[Rollout]) -> Texts:
+    """Return all pairs by the definition: count how many candidates stand above and below each."""
+    places: dict[tuple[int, ...], tuple[float, float, str]] = {}
+    ends: dict[tuple[int, ...], tuple[float, float, str]] = {}
+    for rollout in rollouts:
+        path, qs = tuple(rollout.tokens.tolist()), [step.reward or 0.0 for step in rollout.steps]
+        assert rollout.reward == qs[-1]
+        for end, q in enumerate(qs, start=1):
+            places.setdefault(path[:end], (q, q, str(path[: end - 1])))
+        ends[path] = (qs[-1], sum(qs) / len(qs), "answers")
+    groups: dict[str, Texts] = {}
+    for table in (places, ends):
+        for name in {group for _, _, group in table.values()}:
+            rows = [(text, q, rank) for text, (q, rank, group) in table.items() if group == name]
+            right = [row for row in rows if row[1] > 0]
+            wrong = [row for row in rows if row[1] < 1]
+            pairs = [
+                (a[0], b[0])
+                for i, a in enumerate(right)
+                for j, b in enumerate(wrong)
+                if sum(c[2] > a[2] or (c[2] == a[2] and k < i) for k, c in enumerate(right)) < 2
+                and sum(c[2] < b[2] or (c[2] == b[2] and k < j) for k, c in enumerate(wrong)) < 2
+                and a[1] > b[1]
+            ]
+            groups[name] = [pairs] if pairs else []
+    return [pairs for group in groups.values() for pairs in group]
+
+
+def test_in_whole_trees_the_pairs_are_the_ones_of_the_definition() -> None:
+    counts = Counter[int]()
+    for seed in range(60):
+        rollouts = search_everything(seed)
+        groups = read(rollouts)
+        assert sorted(map(sorted, groups)) == sorted(map(sorted, list_ordered_pairs(rollouts)))
+        rewards = {tuple(rollout.tokens.tolist()): rollout.reward for rollout in rollouts}
+        across = [pair for group in groups for pair in group if pair[0][:-1] != pair[1][:-1]]
+        assert all(rewards[best] == 1.0 and rewards[worst] == 0.0 for best, worst in across)
+        counts[len(across)] += 1
+        # The values that guided the search are random, and other ones give the same pairs.
+        blind = [
+            replace(row, steps=tuple(replace(step, value=None) for step in row.steps))
+            for row in rollouts
+        ]
+        assert read(blind) == groups
+    assert set(counts) >= {0, 2, 4}
+
+
+def test_an_answer_that_is_cut_off_or_breaks_is_in_no_pair_of_answers() -> None:
+    right, wrong = SearchStep("0.0", 2, 1, 1.0, 1.0), SearchStep("0.1.0", 1, 1, 0.0, 0.0)
+    before = SearchStep("0.1", 1, 2, 0.0, 1.0)
+    whole = [answer(0, [1, 2], right), answer(1, [3, 4], before, wrong)]
+    assert read(whole) == [[((1, 2), (3, 4))]]
+    assert read([whole[0], replace(whole[1], stop_reason="length")]) == []
+    assert read([whole[0], answer(1, [3, 4, 5], before, wrong)]) == []
 
 
 def test_a_tree_without_a_right_answer_has_no_pair_whatever_a_scorer_says() -> None:
@@ -109,22 +200,29 @@ def test_a_tree_without_a_right_answer_has_no_pair_whatever_a_scorer_says() -> N
     right = list(root.children.values())[1]
     back_up(right, 1.0)
     rollouts[1] = answer(1, [1], *list_steps(right))
-    ((best, worst),) = find_step_pairs(rollouts)
-    assert best.prompt_tokens[-1] == 1 and worst.prompt_tokens[-1] == 0
+    for group in find_step_pairs(rollouts):
+        assert {best.prompt_tokens[-1] for best, _ in group} == {1}
+        assert {worst.prompt_tokens[-1] for _, worst in group} == {0, 2}
 
 
 def test_its_loss_is_the_pairwise_one_and_it_learns_the_order(built: RunComponents) -> None:
     scorer, rollouts = built.parts.scorers["steps"], write_tree()
     metrics = [scorer.fit(rollouts) for _ in range(12)]
-    assert metrics[0]["pairs"] == 2.0 and metrics[0]["accuracy"] == 0.5
+    assert metrics[0]["pairs"] == 7.0 and metrics[0]["accuracy"] == 0.5
     assert metrics[0]["loss"] == pytest.approx(torch.tensor(2.0).log().item(), abs=1e-6)
     assert metrics[-1]["accuracy"] == 1.0 and metrics[-1]["loss"] < 0.3
 
     scores = [judgement.tokens for judgement in scorer.score(rollouts)]
     logits = [torch.logit(row) for row in scores if row is not None]
-    margins = torch.stack([logits[2][-1] - logits[0][1], logits[0][-1] - logits[1][-1]])
-    expected = torch.log(1 + torch.exp(-margins)).mean().item()
-    assert scorer.fit(rollouts)["loss"] == pytest.approx(expected, abs=1e-5)
+    shared, (first, second, third, fourth) = logits[0][1], [row[-1] for row in logits[:4]]
+    groups = [
+        torch.stack([third - shared, third - fourth, fourth - shared]),
+        torch.stack([third - second, third - first, fourth - second]),
+        torch.stack([first - second]),
+    ]
+    # Each group has the same weight, and its pairs share it.
+    losses = [torch.log(1 + torch.exp(-margins)).mean().item() for margins in groups]
+    assert scorer.fit(rollouts)["loss"] == pytest.approx(sum(losses) / 3, abs=1e-5)
 
 
 def test_a_judgement_has_one_score_a_step(built: RunComponents) -> None:

@@ -1,14 +1,17 @@
 """A process preference model, which ranks the steps of an answer (rStar-Math, 2501.04519).
 
-It learns from the trees of a search. Among the steps that follow the same beginning, the step with
-the highest mean reward should score above the step with the lowest mean reward, by the loss
-`-log sigmoid(s(high) - s(low))`. The mean reward itself is too noisy to be fitted. The model's scores
-never order the steps, so that a model that guides a search does not learn from its own scores. A
-judgement has one score per step, from 0 to 1: the sigmoid of the prediction after the step.
+It learns from the trees of a search. Among the steps that follow the same beginning, each of the two
+with the highest mean rewards should score above each of the two with the lowest, by the loss
+`-log sigmoid(s(high) - s(low))`. The same holds for a tree's whole answers, which need not share a
+beginning: right ones rank by the mean over their steps, and wrong ones are the low side. The mean
+rewards themselves are too noisy to be fitted. The model's scores never order the steps, so that a
+model that guides a search does not learn from its own scores. A judgement has one score per step, from
+0 to 1: the sigmoid of the prediction after the step.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Literal
 
 import torch
@@ -19,6 +22,12 @@ from practicum.judging.learned import LearnedConfig, LearnedScorer
 from practicum.ports.scoring import Scorer, ScorerContext
 from practicum.rollouts.tree import find_step_ends
 from practicum.types import Judgement, Metrics, Rollout, ScoreRequest
+
+Candidate = tuple[float, float, ScoreRequest]
+"""The mean reward of a step or an answer, its rank, and the text up to its end."""
+
+Pair = tuple[ScoreRequest, ScoreRequest]
+"""The text up to a better step, and the text up to a worse one."""
 
 
 class Config(LearnedConfig):
@@ -65,22 +74,27 @@ class ProcessScorer(LearnedScorer):
         )
 
     def fit(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """Take a step on all pairs of a best and a worst step after the same beginning.
+        """Take a step on the pairs of all groups; each group has the same weight (section 3.3).
 
         `accuracy` is the share of pairs in the correct order, with ties as half.
         """
         self.steps += 1
-        pairs = find_step_pairs(rollouts)
-        if not pairs:
+        groups = find_step_pairs(rollouts)
+        if not groups:
             return {"pairs": 0.0}
+        pairs = [pair for group in groups for pair in group]
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        places = {text: place for place, text in enumerate(texts)}
+        rows = torch.tensor([[places[best], places[worst]] for best, worst in pairs])
+        weights = torch.tensor([1 / len(group) / len(groups) for group in groups for _ in group])
         margins: list[Tensor] = []
 
         def compute_loss(numbers: Tensor) -> Tensor:
-            best, worst = numbers.view(-1, 2).unbind(dim=1)
+            best, worst = numbers[rows].unbind(dim=1)
             margins.append((best - worst).detach())
-            return -torch.nn.functional.logsigmoid(best - worst).mean()
+            return -(weights * torch.nn.functional.logsigmoid(best - worst)).sum()
 
-        metrics = self.descend([text for pair in pairs for text in pair], compute_loss)
+        metrics = self.descend(texts, compute_loss)
         ordered = (margins[0] > 0).double() + 0.5 * (margins[0] == 0).double()
         return {"pairs": float(len(pairs)), "accuracy": ordered.mean().item(), **metrics}
 
@@ -90,29 +104,45 @@ def list_step_ends(rollout: Rollout) -> list[int]:
     return list(accumulate(step.tokens for step in rollout.steps))
 
 
-def find_step_pairs(rollouts: Sequence[Rollout]) -> list[tuple[ScoreRequest, ScoreRequest]]:
-    """Return the texts up to the best and to the worst step after each beginning.
+def find_step_pairs(rollouts: Sequence[Rollout]) -> list[list[Pair]]:
+    """Return the pairs of each beginning's next steps and of each tree's whole answers.
 
-    Steps are ordered by their mean reward. A beginning has no pair if all its steps have the same mean
-    reward, or none. Among equal steps, the first sampled step counts.
+    A pair is the text up to a better step and the text up to a worse one. Steps rank by their mean
+    reward, and whole answers by the mean of their steps' mean rewards. Steps without a mean reward
+    are in no pair.
     """
-    siblings: dict[tuple[str, str], dict[str, tuple[float, ScoreRequest]]] = {}
+    groups: dict[tuple[str, ...], dict[str, Candidate]] = {}
     for rollout in rollouts:
-        tokens = rollout.tokens.tolist()
-        for step, end in zip(rollout.steps, list_step_ends(rollout), strict=True):
+        tokens, end, rewards = rollout.tokens.tolist(), 0, list[float]()
+        for step in rollout.steps:
+            end += step.tokens
             if step.reward is None:
                 continue
-            parent = step.node.rpartition(".")[0]
+            rewards.append(step.reward)
             text = ScoreRequest((*rollout.prompt_tokens, *tokens[:end]), (0,))
-            group = siblings.setdefault((rollout.prompt.id, parent), {})
-            group.setdefault(step.node, (step.reward, text))
-    pairs = []
-    for group in siblings.values():
-        best = max(group.values(), key=lambda pair: pair[0])
-        worst = min(group.values(), key=lambda pair: pair[0])
-        if best[0] > worst[0]:
-            pairs.append((best[1], worst[1]))
-    return pairs
+            parent, root = step.node.rpartition(".")[0], step.node.partition(".")[0]
+            candidates = groups.setdefault((rollout.prompt.id, parent), {})
+            candidates.setdefault(step.node, (step.reward, step.reward, text))
+            if end == len(tokens) and rollout.stop_reason == "stop":
+                candidates = groups.setdefault((rollout.prompt.id, root, "answers"), {})
+                mean = sum(rewards) / len(rewards)
+                candidates.setdefault(step.node, (step.reward, mean, text))
+    pairs = [pair_extremes(list(candidates.values())) for candidates in groups.values()]
+    return [group for group in pairs if group]
+
+
+def pair_extremes(candidates: Sequence[Candidate]) -> list[Pair]:
+    """Pair the two of highest rank with the two of lowest rank, where the first have more reward.
+
+    The lowest reward is never the better one, and the highest never the worse one, whatever the
+    rank. Among equal ranks, the first sampled candidate counts.
+    """
+    rewards = [candidate[0] for candidate in candidates]
+    right = [candidate for candidate in candidates if candidate[0] > min(rewards)]
+    wrong = [candidate for candidate in candidates if candidate[0] < max(rewards)]
+    best = sorted(right, key=itemgetter(1), reverse=True)[:2]
+    worst = sorted(wrong, key=itemgetter(1))[:2]
+    return [(high[2], low[2]) for high in best for low in worst if high[0] > low[0]]
 
 
 def build(config: Config, context: ScorerContext) -> Scorer:
