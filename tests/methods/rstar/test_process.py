@@ -14,7 +14,7 @@ from toy import curve, make_model, toy_data, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, ModelError, RecipeError
 from practicum.judging.learned import find_state
-from practicum.methods.rstar.process import find_step_pairs
+from practicum.methods.rstar.process import find_step_pairs, pair_extremes
 from practicum.methods.rstar.search import Config as Search
 from practicum.methods.rstar.search import StepSearch
 from practicum.models.tensors import read_tensors
@@ -26,7 +26,15 @@ from practicum.rollouts.tree import StepNode, back_up, list_steps
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.pipeline import run as run_pipeline
 from practicum.runs.stages import parse_pipeline
-from practicum.types import Judgement, Message, Prompt, Rollout, SamplingParams, SearchStep
+from practicum.types import (
+    Judgement,
+    Message,
+    Prompt,
+    Rollout,
+    SamplingParams,
+    ScoreRequest,
+    SearchStep,
+)
 
 LETTERS = "abcd "
 BREADTH = 4
@@ -181,6 +189,14 @@ def test_an_answer_that_is_cut_off_or_breaks_is_in_no_pair_of_answers() -> None:
     assert read(whole) == [[((1, 2), (3, 4))]]
     assert read([whole[0], replace(whole[1], stop_reason="length")]) == []
     assert read([whole[0], answer(1, [3, 4, 5], before, wrong)]) == []
+
+
+def test_a_wrong_answer_is_never_the_better_one_however_high_its_steps() -> None:
+    texts = [ScoreRequest((place,), (0,)) for place in range(4)]
+    ranks = [(0.0, 0.6), (1.0, 0.4), (1.0, 0.45), (0.0, 0.5)]
+    first, low, high, other = texts
+    rows = [(*rank, text) for rank, text in zip(ranks, texts, strict=True)]
+    assert pair_extremes(rows) == [(high, other), (high, first), (low, other), (low, first)]
 
 
 def test_a_tree_without_a_right_answer_has_no_pair_whatever_a_scorer_says() -> None:
