@@ -194,9 +194,9 @@ def test_an_answer_that_is_cut_off_or_breaks_is_in_no_pair_of_answers() -> None:
 def test_a_wrong_answer_is_never_the_better_one_however_high_its_steps() -> None:
     texts = [ScoreRequest((place,), (0,)) for place in range(4)]
     ranks = [(0.0, 0.6), (1.0, 0.4), (1.0, 0.45), (0.0, 0.5)]
-    first, low, high, other = texts
+    first, low, high, last = texts
     rows = [(*rank, text) for rank, text in zip(ranks, texts, strict=True)]
-    assert pair_extremes(rows) == [(high, other), (high, first), (low, other), (low, first)]
+    assert pair_extremes(rows) == [(high, last), (high, first), (low, last), (low, first)]
 
 
 def test_a_tree_without_a_right_answer_has_no_pair_whatever_a_scorer_says() -> None:
