@@ -37,9 +37,9 @@ Place = tuple[str, int, str]
 
 
 BUDGET = {
-    "lines": 98_900,
-    "lines of the core": 90_600,
-    "statements of the core": 44_300,
+    "lines": 102_000,
+    "lines of the core": 92_600,
+    "statements of the core": 45_400,
     "protocols and abstract classes": 30,
     "papers named in the core": 107,
     "files on the longest import chain": 44,

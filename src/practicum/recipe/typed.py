@@ -23,6 +23,7 @@ class StudentSection(TypedDict, total=False):
     lora: Mapping[str, Any] | None
     trainable_layers: int | None
     dropout: bool
+    drafter: Mapping[str, Any] | None
 
 
 class BackendSection(TypedDict, total=False):
@@ -153,6 +154,7 @@ class TaskSection(TypedDict, total=False):
             "skills",
             "sokoban",
             "tools",
+            "topics",
             "traces",
             "user",
             "verifiers",
@@ -217,6 +219,7 @@ class TaskSection(TypedDict, total=False):
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "glm", "mistral", "lfm", "pythonic", "json"]
     characters: int
+    topics: Any
     tries: int
     right: str
     wrong: str
@@ -311,6 +314,7 @@ class EvaluationSection(TypedDict, total=False):
     max_turns: int | None
     teacher: bool
     every: int | None
+    search: Mapping[str, Any] | None
 
 
 class MonitorsSection(TypedDict, total=False):
