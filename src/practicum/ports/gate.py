@@ -173,7 +173,9 @@ def accept_text(text: Any, name: str) -> str | None:
 def accept_number(answer: Any, name: str) -> float | None:
     """Return a foreign number as a float; None if it is not a number, not finite or far too large."""
     try:
-        number = float(answer) if isinstance(answer, SupportsFloat) else None
+        # A check against a protocol takes a hundred times as long as a check of the type.
+        is_number = type(answer) is float or isinstance(answer, SupportsFloat)
+        number = float(answer) if is_number else None
     except OverflowError:
         number = math.inf
     # A tensor of several entries, or an object of any kind.

@@ -222,9 +222,8 @@ class _ExpertWalk:
         position = len(self._turn)
         following: dict[int, float] = {}
         for tokens, probability in self._candidates:
-            if tokens[:position] == tuple(self._turn) and len(tokens) > position:
-                token = tokens[position]
-                following[token] = following.get(token, 0.0) + probability
+            token = tokens[position]
+            following[token] = following.get(token, 0.0) + probability
         total = sum(following.values())
         if not total:
             # No candidate begins like this turn: it should end here.
@@ -242,6 +241,12 @@ class _ExpertWalk:
         if self._to_skip:
             self._to_skip -= 1
             return
+        position = len(self._turn)
+        self._candidates = [
+            (tokens, probability)
+            for tokens, probability in self._candidates
+            if tokens[position] == token and len(tokens) > position + 1
+        ]
         self._turn.append(token)
         self._is_turn_over = token in self._teacher.renderer.stop_ids
 

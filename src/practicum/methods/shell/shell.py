@@ -220,6 +220,8 @@ class ShellTask(Task):
     def expert(self, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
         """Return the expert's probability of each command, other commands included."""
         best = self._play(prompt, turns).choose_command()
+        if not self._config.slip:
+            return {best: 1.0}
         chances = dict.fromkeys(self._commands, self._config.slip / len(self._commands))
         return chances | {best: chances.get(best, 0.0) + 1 - self._config.slip}
 
