@@ -99,6 +99,12 @@ def play(task: ShellTask, prompt: Prompt, turns: list[str]) -> list[str]:
         assert set(message.content) <= set(task.letters)
 
 
+def test_an_expert_that_never_slips_has_one_command() -> None:
+    task = build_task(files=3, least_wrong=2, slip=0)
+    for prompt in task.train_prompts():
+        assert task.expert(prompt, []) == {"test": 1.0}
+
+
 def rate(task: ShellTask, prompt: Prompt, turns: list[str]) -> float | None:
     return task.reward(Rollout.from_text(prompt, *turns))
 
@@ -111,6 +117,13 @@ def test_the_expert_repairs_also_what_the_student_broke(task: ShellTask) -> None
         broken = play(task, prompt, ["echo x+x > a", "cat c", "wait", "echo (x > b"])
         assert broken[-1] == "exit" and rate(task, prompt, broken) == 1
     assert task.letters and task.opens_episodes and task.has_expert
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 3, 4])
+def test_the_x_of_the_tests_are_at_most_as_large_as_asked(inputs: int) -> None:
+    config = Config(inputs=inputs)
+    tests = [test for seed in range(40) for test in draw_project(config, seed).tests.values()]
+    assert {test.x for test in tests} == set(range(1, inputs + 1))
 
 
 @pytest.mark.parametrize(

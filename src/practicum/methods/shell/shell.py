@@ -51,6 +51,7 @@ class Config(TaskConfig):
     least_wrong: int = Field(
         default=3, ge=1, description="least number of files with a wrong number"
     )
+    inputs: int = Field(default=4, ge=1, le=4, description="largest `x` of a test")
     turns: int = Field(default=30, ge=1, le=100, description="commands before the shell closes")
     slip: float = Field(
         default=0.04,
@@ -300,7 +301,7 @@ def draw_project(config: Config, seed: int) -> Project:
     files: dict[str, str] = {}
     tests: dict[str, FileTest] = {}
     for name in names:
-        x, form = draw.randint(1, 4), draw.choice(FORMS)
+        x, form = draw.randint(1, config.inputs), draw.choice(FORMS)
         slope = 1 if form.startswith("x") else -1
         number = draw.randint(0, 9 - x) if slope > 0 else draw.randint(x, 9)
         tests[name] = FileTest(x, number + slope * x, slope)
