@@ -57,7 +57,11 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("pipelines/score-agents", marks=pytest.mark.slow), "pipelines/rstar2-agent"],
+    [
+        pytest.param("pipelines/score-agents", marks=pytest.mark.slow),
+        pytest.param("pipelines/tcod-shell", marks=pytest.mark.slow),
+        "pipelines/rstar2-agent",
+    ],
 )
 def test_the_stages_of_agents_run_a_step(name: str, tmp_path: Path) -> None:
     # No stage learns from answers before the stages: a walk has none.
