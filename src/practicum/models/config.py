@@ -22,6 +22,10 @@ class PretrainConfig(FrozenConfig):
     steps: int = Field(default=200, ge=0)
     batch: int = Field(default=32, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
+    question: str | None = Field(
+        default=None,
+        description="text that replaces the question, with {field} placeholders, as for a privileged teacher",
+    )
     loss: float | None = Field(
         default=None,
         gt=0,
@@ -46,6 +50,9 @@ class ScratchConfig(FrozenConfig):
     )
     padded_vocabulary: int | None = Field(
         default=None, description="rows of the embedding, padding included"
+    )
+    positions: int = Field(
+        default=512, ge=1, description="the longest text in tokens, prompt and answer"
     )
     seed: int = 0
     pretrain: PretrainConfig = PretrainConfig(steps=0)

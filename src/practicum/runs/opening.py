@@ -79,9 +79,11 @@ def check_model_files(config: ModelConfig) -> None:
     load_plugin("backends", "local").check_files(config)
 
 
-def create_scratch_model(folder: Path, config: ScratchConfig, task: Task) -> Path:
+def create_scratch_model(
+    folder: Path, config: ScratchConfig, task: Task, template: str | None = None
+) -> Path:
     """Return the folder of a from-scratch model for a task; create it on first use."""
-    return load_plugin("backends", "local").make_scratch(folder, config, task)
+    return load_plugin("backends", "local").make_scratch(folder, config, task, template)
 
 
 def load_ending(config: ModelConfig) -> ModelEnding:

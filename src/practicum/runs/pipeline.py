@@ -281,7 +281,7 @@ class _PipelineRun:
             if recipe.train.threads is not None:
                 torch.set_num_threads(recipe.train.threads)
             self.console.event(f"making a model from scratch: {name}")
-            create_scratch_model(folder, config, build_task(recipe))
+            create_scratch_model(folder, config, build_task(recipe), recipe.student.template)
         return str(folder)
 
     def _build_summary(self) -> dict[str, Any]:

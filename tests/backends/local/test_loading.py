@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
 from extras import write_gguf
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from toy import in_check
 from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
@@ -21,7 +23,11 @@ from backends.toys import toy_data
 from practicum.backends.local import scratch
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.scratch import build_scratch_model, list_lessons
+from practicum.backends.local.scratch import (
+    build_scratch_model,
+    list_lessons,
+    prepare_scratch_folder,
+)
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchConfig, StudentConfig
@@ -33,6 +39,7 @@ from practicum.models.sources import (
 from practicum.objective import Objective
 from practicum.ports import AdamParams, TaskContext
 from practicum.recipe import read_recipe
+from practicum.rows import PromptSet
 from practicum.tasks import reverse, walker
 from practicum.teachers.model import compute_fingerprint
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
@@ -424,6 +431,34 @@ def test_pretraining_teaches_the_answers(tmp_path):
         for s, p in zip(samples, prompts, strict=True)
     ]
     assert sum(right) >= 7
+
+
+def test_pretraining_can_ask_another_question_in_the_template_of_the_recipe(tmp_path):
+    """The weights depend on the passage and on the template, and not on the document."""
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+    def teach(
+        question: str | None, document: str, template: str | None = None
+    ) -> dict[str, torch.Tensor]:
+        pretrain = PretrainConfig(steps=2, batch=2, question=question)
+        config = ScratchConfig(hidden_size=16, layers=1, heads=2, pretrain=pretrain)
+        passage = {"passage": "b" * document.count("b")}
+        train = [Prompt("0", (Message("user", document),), answer="a", privileged=passage)]
+        task = PromptSet(train, [Prompt("1", (Message("user", ALPHABET),))])
+        folder = prepare_scratch_folder(tmp_path / str(next(numbers)), config, task, template)
+        return load_file(folder / "model.safetensors")
+
+    def is_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(first[name], second[name]) for name in first)
+
+    numbers = count()
+    short = teach("{passage}", "cbc")
+    assert is_equal(short, teach("{passage}", "dbdd")) and is_equal(short, teach(None, "b"))
+    assert not is_equal(short, teach("{passage}", "cbbc"))
+    assert not is_equal(short, teach(None, "cbc"))
+    assert not is_equal(short, teach("{passage}", "cbc", template))
+    with pytest.raises(DataError, match="prompt '0' has no field 'hint'; its fields are question,"):
+        teach("{hint}", "cbc")
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -52,14 +52,17 @@ def check_files(config: ModelConfig) -> None:
     open_files(config)
 
 
-def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
+def make_scratch(
+    folder: Path, config: ScratchConfig, task: Task, template: str | None = None
+) -> Path:
     """Return the folder of a from-scratch model; the first call makes the model.
 
-    Its vocabulary is the task's characters, and it is pretrained on the task's answers.
+    Its vocabulary is the task's characters, and it is pretrained on the task's answers, in the
+    chat template of the recipe, if any.
     """
     from practicum.backends.local.scratch import prepare_scratch_folder
 
-    return prepare_scratch_folder(folder, config, task)
+    return prepare_scratch_folder(folder, config, task, template)
 
 
 def load_ending(config: ModelConfig) -> ModelEnding:

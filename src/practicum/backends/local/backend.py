@@ -230,7 +230,7 @@ def prepare_folder(config: ModelConfig, name: str, context: BackendContext) -> P
     if isinstance(config.model, ScratchConfig):
         log.info(f"{name}: made from scratch")
         folder = context.models_dir / name.replace("/", "-")
-        return prepare_scratch_folder(folder, config.model, context.task())
+        return prepare_scratch_folder(folder, config.model, context.task(), config.template)
     is_pending = needs_conversion(config.model)
     note = " (converting it to safetensors, once: about 20 s)" if is_pending else ""
     log.info(f"{name}: {config.model}{note}")

@@ -27,10 +27,10 @@ from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.ports import (
     Task,
 )
+from practicum.rollouts.fields import list_prompt_fields
 from practicum.text import TOKENIZERS, Renderer, collect_stop_ids
+from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import Message, Prompt
-
-MAX_POSITIONS = 512
 
 MAX_TURNS = 256
 """The maximum number of turns in an expert's conversation for pretraining."""
@@ -39,34 +39,42 @@ LOSSES = 10
 """The number of steps for the mean loss that can end pretraining."""
 
 
-def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
+def prepare_scratch_folder(
+    folder: Path, config: ScratchConfig, task: Task, template: str | None = None
+) -> Path:
     """Return the folder of a from-scratch model; the first call makes the model.
 
     Its vocabulary is the task's characters, and it is pretrained on the task's answers, or on the
-    turns of its expert.
+    turns of its expert, after prompts in the chat template that the recipe gives it, if any.
     """
     if not (folder / "config.json").is_file():
         # Rename when complete, so that an interrupted call leaves no incomplete model.
         temporary = folder.with_name(f"{folder.name}.tmp")
         lessons = list_lessons(task, config.seed) if config.pretrain.steps else []
-        _copy_or_build(temporary, config, collect_alphabet(task), lessons)
+        if config.pretrain.question is not None:
+            lessons = [_ask(prompt, config.pretrain.question) for prompt in lessons]
+        _copy_or_build(temporary, config, collect_alphabet(task), lessons, template)
         temporary.rename(folder)
     return folder
 
 
 def _copy_or_build(
-    folder: Path, config: ScratchConfig, alphabet: str, lessons: Sequence[Prompt]
+    folder: Path,
+    config: ScratchConfig,
+    alphabet: str,
+    lessons: Sequence[Prompt],
+    template: str | None,
 ) -> None:
     """Write a model folder; runs of a comparison that need the same model build it once."""
     if not (shared := os.environ.get("PRACTICUM_SHARED_MODELS")):
-        build_scratch_model(folder, config, alphabet, lessons)
+        build_scratch_model(folder, config, alphabet, lessons, template)
         return
-    parts = (config.model_dump_json(), torch.get_num_threads(), alphabet, lessons)
+    parts = (config.model_dump_json(), torch.get_num_threads(), alphabet, lessons, template)
     model = Path(shared) / hashlib.sha256(repr(parts).encode()).hexdigest()
     if not model.is_dir():
         with tempfile.TemporaryDirectory(dir=shared) as temporary:
             built = Path(temporary) / "model"
-            build_scratch_model(built, config, alphabet, lessons)
+            build_scratch_model(built, config, alphabet, lessons, template)
             # A parallel run may have made the same model in the meantime.
             with contextlib.suppress(OSError):
                 built.rename(model)
@@ -109,12 +117,27 @@ def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
     return lessons
 
 
+def _ask(prompt: Prompt, question: str) -> Prompt:
+    """Return the prompt with another question; DataError if it lacks a field of a placeholder."""
+    fields = list_prompt_fields(prompt)
+    if lacking := set(list_placeholders(question)) - set(fields):
+        raise DataError(
+            f"pretrain.question: prompt {prompt.id!r} has no field {min(lacking)!r}; its fields are "
+            f"{', '.join(fields)}"
+        )
+    return replace(prompt, messages=(Message("user", fill_placeholders(question, fields)),))
+
+
 def build_scratch_model(
-    folder: Path, config: ScratchConfig, alphabet: str, prompts: Sequence[Prompt]
+    folder: Path,
+    config: ScratchConfig,
+    alphabet: str,
+    prompts: Sequence[Prompt],
+    template: str | None = None,
 ) -> None:
     """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
     tokenizer = TOKENIZERS[config.tokenizer](alphabet)
-    renderer = Renderer(tokenizer, stop_ids=collect_stop_ids(tokenizer, None))
+    renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         model = AutoModelForCausalLM.from_config(
@@ -140,7 +163,7 @@ def _build_config(config: ScratchConfig, vocabulary: int, eos: int):  # type: ig
         num_attention_heads=config.heads,
         num_key_value_heads=max(config.heads // 2, 1),
         head_dim=config.hidden_size // config.heads,
-        max_position_embeddings=MAX_POSITIONS,
+        max_position_embeddings=config.positions,
         attention_dropout=config.dropout,
         tie_word_embeddings=True,
         bos_token_id=None,
