@@ -80,7 +80,10 @@ TASKS: dict[str, dict[str, Any]] = {
     **{
         name: {} for name in ("calculator", "frozen_lake", "memos", "programs", "reverse", "skills")
     },
-    **{name: {} for name in ("python_expressions", "shell", "sokoban", "topics", "walker")},
+    **{
+        name: {}
+        for name in ("needles", "python_expressions", "shell", "sokoban", "topics", "walker")
+    },
     "jsonl": {"path": "rows.jsonl", "heldout": 0, "verifier": "number"},
     "served": {"task": REVERSE},
     "tools": {"task": REVERSE, "tools": [{"type": "interpreter"}]},
