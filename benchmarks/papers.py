@@ -15,13 +15,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import describe_machine
 from practicum.errors import PracticumError
+from practicum.models.config import ScratchConfig
 from practicum.recipe import (
     SWITCH,
     WORDS,
@@ -86,6 +87,17 @@ ABOUT_IT = ("prices", "monitors", "tracking")
 """Sections that only use a run's numbers; no recipe of a paper lets a monitor change anything."""
 
 
+def _list_scratch_models(settings: Any) -> Iterator[dict[str, Any]]:
+    """Yield the settings of all from-scratch models."""
+    if isinstance(settings, dict):
+        if "pretrain" in settings:
+            yield settings
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        for entry in settings:
+            yield from _list_scratch_models(entry)
+
+
 def fingerprint(recipe: Recipe) -> str:
     """Return the fingerprint of a line's recipe, without its description and settings that only limit memory and time."""
     settings = {
@@ -100,6 +112,11 @@ def fingerprint(recipe: Recipe) -> str:
         # These keys are newer than most lines.
         if settings[section][name] is None:
             del settings[section][name]
+    for model in _list_scratch_models(settings):
+        if model["positions"] == ScratchConfig().positions:
+            del model["positions"]
+        if model["pretrain"]["question"] is None:
+            del model["pretrain"]["question"]
     for section, names in LIMITS.items():
         for name in names:
             # Only some tasks run programs.

@@ -180,10 +180,10 @@ def _replace_models(section: str, data: Any, models: tuple[Path, Path]) -> Any:
         return data
     replaced = {key: _replace_models(section, entry, models) for key, entry in data.items()}
     if isinstance(model := data.get("model"), Mapping):
+        question = model.get("pretrain", {}).get("question")
+        pretrain = {"steps": PRETRAINING, "question": question}
         # An earlier stage's student stays.
-        replaced["model"] = (
-            model if "stage" in model else {**model, "pretrain": {"steps": PRETRAINING}}
-        )
+        replaced["model"] = model if "stage" in model else {**model, "pretrain": pretrain}
     elif data.get("model") is not None:
         replaced["model"] = str(models[section != "student"])
     return replaced
