@@ -143,6 +143,7 @@ class TaskSection(TypedDict, total=False):
             "frozen_lake",
             "jsonl",
             "memos",
+            "needles",
             "openenv",
             "played",
             "programs",
@@ -190,6 +191,7 @@ class TaskSection(TypedDict, total=False):
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
+    words: int
     url: str
     action: str
     observation: str
@@ -211,6 +213,7 @@ class TaskSection(TypedDict, total=False):
     token_file: str | None
     files: int
     least_wrong: int
+    inputs: int
     turn_rewards: bool
     train_seed: int | None
     skills: Sequence[str]
