@@ -203,6 +203,7 @@ def measure_recipe(name: str, off: bool, seeds: Sequence[int]) -> dict[str, Any]
             [round(summary["gain"][end], 3) for end in ("low", "mean", "high")]
             for summary in summaries
         ],
+        **_read_drafts(summaries),
         "accuracy_teacher": _average([_read_teacher(summary) for summary in summaries]),
         "reverse_kl_before": _average(
             [summary["before"].get("reverse_kl") for summary in summaries]
@@ -237,6 +238,17 @@ def _run_seed(name: str, off: bool, seed: int) -> dict[str, Any]:
             **json.loads((run / "summary.json").read_text(encoding="utf-8")),
             "seconds": seconds,
         }
+
+
+def _read_drafts(summaries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Return a drafter's tokens per call of its target, before and after training; else nothing."""
+    readings = {
+        f"tokens_per_call_{when}": _average(
+            [summary[when].get("drafts/tokens_per_call") for summary in summaries]
+        )
+        for when in ("before", "after")
+    }
+    return {} if None in readings.values() else readings
 
 
 def _read_teacher(summary: dict[str, Any]) -> float | None:

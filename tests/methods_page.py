@@ -211,6 +211,9 @@ def measured(name: str) -> str:
         f"accuracy {line['accuracy_before']:.2f} to {line['accuracy_after']:.2f}",
         f"gain {_gain(line)}",
     ]
+    if "tokens_per_call_after" in line:
+        calls = [f"{line[f'tokens_per_call_{when}']:.2f}" for when in ("before", "after")]
+        words.insert(0, f"tokens per target call {' to '.join(calls)}")
     # A teacher that shows results of earlier steps gives no signal before the first step.
     divergences = [line["reverse_kl_before"], line["reverse_kl_after"]]
     shown = [f"{divergence:.2f}" for divergence in divergences if divergence is not None]

@@ -638,6 +638,23 @@ def test_a_recipe_that_fails_does_not_lose_the_recipes_after_it(
     ]
 
 
+def test_the_line_of_a_drafter_has_its_tokens_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def summarize(seed: int, drafts: bool) -> dict[str, Any]:
+        accuracy, calls = {"mean": 0.5, "low": 0.4, "high": 0.6}, 1.5 + 0.5 * seed
+        before = {"accuracy": accuracy, **({"drafts/tokens_per_call": 1.25} if drafts else {})}
+        after = {"accuracy": accuracy, **({"drafts/tokens_per_call": calls} if drafts else {})}
+        gain = {"mean": 0.0, "low": -0.1, "high": 0.1}
+        return {"before": before, "after": after, "gain": gain, "teacher": None, "seconds": 1.0}
+
+    keys = ("tokens_per_call_before", "tokens_per_call_after")
+    for name in ("papers/eagle-3", "papers/gkd"):
+        is_drafter = name == "papers/eagle-3"
+        run_seed = lambda _name, _off, seed: summarize(seed, is_drafter)  # noqa: E731, B023
+        monkeypatch.setattr(papers, "_run_seed", run_seed)
+        line = papers.measure_recipe(name, False, [0, 1])
+        assert [line.get(key) for key in keys] == ([1.25, 1.75] if is_drafter else [None, None])
+
+
 def test_a_control_that_two_recipes_have_is_measured_once() -> None:
     assert papers.find_different_controls(
         ["papers/gkd", "papers/rlsd", "papers/slime", "papers/srpo"]
