@@ -225,6 +225,37 @@ def test_reasons_name_the_numbers_and_the_next_command() -> None:
     assert "all prompts agree; no interval" in equal[0]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "prompts", "word"),
+    [
+        (0.7, 0.9, 64, "BETTER"),
+        (-0.3, -0.1, 64, "WORSE"),
+        (-0.1, 0.2, 64, "NO DETECTABLE CHANGE"),
+        (0.7, 0.9, 6, "TOO FEW PROMPTS"),
+    ],
+)
+def test_a_drafter_is_judged_by_tokens_per_target_call(
+    low: float, high: float, prompts: int, word: str
+) -> None:
+    # Accuracy points the other way: by chance, because the target is frozen.
+    opposite = (-0.3, -0.1) if low > 0 else (0.1, 0.3)
+    summary = summarize(prompts, (0.5, 0.5 + sum(opposite) / 2), opposite, kl=(0.0, 0.0))
+    mean = (low + high) / 2
+    for when, calls, share in (("before", 1.07, 0.08), ("after", 1.07 + mean, 0.65)):
+        summary[when] |= {"drafts/tokens_per_call": calls, "drafts/acceptance": share}
+    summary["draft_gain"] = {"mean": mean, "low": low, "high": high}
+    judged = judge_run(summary, DIVERGENCE)
+    assert judged.verdict == word
+    assert judged.reasons[0].startswith(f"1.07 to {1.07 + mean:.2f} tokens per target call")
+    assert judged.reasons[1] == "acceptance 0.08 to 0.65"
+    assert not any("accuracy" in reason or "KL" in reason for reason in judged.reasons)
+    if word == "BETTER":
+        line = format_verdict(asdict(judged), "runs/toy")
+        assert line == (
+            "BETTER: 1.07 to 1.87 tokens per target call (+0.80 [+0.70, +0.90]); acceptance 0.08 to 0.65"
+        )
+
+
 def test_the_rate_to_try_is_that_of_the_table_where_the_rate_was_far_above_it() -> None:
     summary, settings = EXPECTED["COLLAPSED"]["no verifier, ten times the divergence"]
     toy = replace(settings, learning_rate=0.002)

@@ -15,6 +15,7 @@ from practicum.report.markup import (
     render_panels,
     render_table,
 )
+from practicum.report.outcome_verdict import read_gain
 from practicum.report.run_data import Row, RunData
 from practicum.report.verdict import count_tokens, format_signed
 from practicum.statistics import Interval
@@ -232,9 +233,10 @@ def _render_measurement(check: Row) -> str:
 def _describe_outcome(word: str, run: RunData) -> str:
     if run.summary is None:
         return "The outcome is not known yet."
-    if run.summary["gain"] is None:
+    _, numbers = read_gain(run.summary)
+    if numbers is None:
         return "The run measured no gain."
-    gain = Interval(**run.summary["gain"])
+    gain = Interval(**numbers)
     if run.summary["verdict"]["verdict"] == "TOO FEW PROMPTS":
         return f"The run gained {format_signed(gain.mean)} on too few prompts to judge the verdict."
     ends = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"

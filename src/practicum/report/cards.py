@@ -5,7 +5,7 @@ from typing import Any
 
 from practicum.report.markup import escape_text, format_number
 from practicum.report.outcome_verdict import list_commands
-from practicum.report.tables import ALL_DONE
+from practicum.report.tables import ALL_DONE, DRAFT_ROWS
 
 
 def render_card(
@@ -33,12 +33,14 @@ def render_run_card(name: str, folder: str, summary: Mapping[str, Any]) -> str:
         "accuracy": "accuracy",
         "reverse KL": "reverse_kl",
         "reverse KL (estimate)": "reverse_kl_estimate",
+        **DRAFT_ROWS,
         "length": "length",
     }
     rows = [
-        [label, *(format_number(evaluation[key]) for evaluation in columns.values())]
+        [label, *(format_number(column.get(key)) for column in columns.values())]
         for label, key in quantities.items()
-        if key != "reverse_kl_estimate" or any(column[key] for column in columns.values())
+        if key in ("accuracy", "reverse_kl", "length")
+        or any(column.get(key) for column in columns.values())
     ]
     verdict = summary["verdict"]
     lines = [

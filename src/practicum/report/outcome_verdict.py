@@ -70,14 +70,15 @@ class _CollapseSign(NamedTuple):
 
 
 def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
-    """Judge a run from its summary: `before`, `after`, `gain` and `alarms`."""
+    """Judge a run from its summary: `before`, `after`, `gain`, `alarms`, and a drafter's `draft_gain`."""
     before, after = summary["before"], summary["after"]
     if before is None or after is None:
         reason = "no held-out prompts were evaluated before and after training"
         return RunVerdict("TOO FEW PROMPTS", [reason], _ask_for_prompts(0, settings))
     prompts = min(before["prompts"], after["prompts"])
     has_few = prompts < FEWEST_PROMPTS
-    accuracy = 0 if has_few else _judge_gain(summary["gain"])
+    name, gain = read_gain(summary)
+    change = 0 if has_few else _judge_gain(gain)
     distances = read_measure(before, "reverse_kl"), read_measure(after, "reverse_kl")
     closeness = _judge_divergence(*distances)
     signs = _find_signs(before, after)
@@ -85,12 +86,12 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
     counted = [sign for sign in signs if closeness < 1 or sign.name not in ("equal", "entropy")]
     is_far = settings.aims_at_teacher and _is_far(*distances)
     word: VerdictWord
-    if accuracy < 1 and (is_far or len(counted) >= SIGNS):
+    if change < 1 and (is_far or len(counted) >= SIGNS):
         word = "COLLAPSED"
     elif has_few:
         word = "TOO FEW PROMPTS"
-    elif accuracy:
-        word = "BETTER" if accuracy > 0 else "WORSE"
+    elif change:
+        word = "BETTER" if change > 0 else "WORSE"
     elif settings.aims_at_teacher and closeness < 0:
         word = "WORSE"
     elif settings.aims_at_teacher and closeness > 0 and not settings.teacher_moves:
@@ -100,8 +101,8 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
     else:
         word = "NO DETECTABLE CHANGE"
     reasons = [
-        *_describe_accuracy(summary),
-        *_describe_divergence(*distances, closeness),
+        *_describe_gain(summary),
+        *(_describe_divergence(*distances, closeness) if name == "accuracy" else ()),
         *(sign.reason for sign in signs if sign.reason),
     ]
     if summary["alarms"]:
@@ -109,7 +110,7 @@ def judge_run(summary: Mapping[str, Any], settings: RunSettings) -> RunVerdict:
     if not reasons:
         reasons.append("neither an accuracy nor a reverse KL was measured")
     if word == "TOO FEW PROMPTS":
-        reasons.append(_describe_few(prompts, summary["gain"], closeness))
+        reasons.append(_describe_few(prompts, gain, closeness))
     best = summary.get("best")
     if best is not None:
         reasons.append(_describe_best(best, summary["steps"]))
@@ -127,7 +128,8 @@ def is_destroyed(summary: Mapping[str, Any], settings: RunSettings) -> bool:
     if judge_run(summary, settings).verdict == "COLLAPSED":
         return True
     signs = _find_signs(summary["before"], summary["after"])
-    return _judge_gain(summary["gain"]) < 1 and any(sign.name in ("cut", "loops") for sign in signs)
+    _, gain = read_gain(summary)
+    return _judge_gain(gain) < 1 and any(sign.name in ("cut", "loops") for sign in signs)
 
 
 def format_verdict(verdict: Mapping[str, Any], folder: str) -> str:
@@ -147,6 +149,13 @@ def format_reasons(verdict: Mapping[str, Any]) -> str:
     return f"{verdict['verdict']}: {'; '.join(verdict['reasons'])}"
 
 
+def read_gain(summary: Mapping[str, Any]) -> tuple[str, Mapping[str, float] | None]:
+    """Return the quantity that a run is judged by, and the gain in it if it was measured."""
+    if summary.get("draft_gain"):
+        return "tokens per target call", summary["draft_gain"]
+    return "accuracy", summary["gain"]
+
+
 def read_measure(evaluation: Mapping[str, Any], name: str) -> Estimate | None:
     """Return `reverse_kl` or `student_entropy`, with a standard error of 0 if it is exact."""
     if evaluation[name] is not None:
@@ -156,7 +165,7 @@ def read_measure(evaluation: Mapping[str, Any], name: str) -> Estimate | None:
 
 
 def _judge_gain(gain: Mapping[str, float] | None) -> int:
-    """Return 1 if accuracy rose by more than chance, -1 if it fell, and 0 if neither is known."""
+    """Return 1 for a rise by more than chance, -1 for a fall, and 0 if neither is known."""
     if gain is None or not has_width(gain["low"], gain["high"]):
         return 0
     return (gain["low"] > 0.0) - (gain["high"] < 0.0)
@@ -217,20 +226,28 @@ def _describe_shares(
     return _CollapseSign(name, f"{new} % {what} ({old} % before)")
 
 
-def _describe_accuracy(summary: Mapping[str, Any]) -> list[str]:
-    gain = summary["gain"]
+def _describe_gain(summary: Mapping[str, Any]) -> list[str]:
+    """Describe the gain in accuracy; of a drafter, whose target is frozen, the gain in speed."""
+    name, gain = read_gain(summary)
     if gain is None:
         return []
     before, after = summary["before"], summary["after"]
-    text = f"accuracy {before['accuracy']['mean']:.2f} to {after['accuracy']['mean']:.2f}"
+    further: list[str] = []
+    if name == "accuracy":
+        text = f"accuracy {before['accuracy']['mean']:.2f} to {after['accuracy']['mean']:.2f}"
+    else:
+        key = "drafts/acceptance"
+        further = [f"acceptance {before[key]:.2f} to {after[key]:.2f}"]
+        key = "drafts/tokens_per_call"
+        text = f"{before[key]:.2f} to {after[key]:.2f} {name}"
     prompts = before["prompts"]
     if prompts < FEWEST_PROMPTS:
-        return [f"{text} on {prompts} prompts"]
+        return [f"{text} on {prompts} prompts", *further]
     if not has_width(gain["low"], gain["high"]):
-        return [f"{text} (all prompts agree; no interval)"]
+        return [f"{text} (all prompts agree; no interval)", *further]
     interval = f"{gain['mean']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]"
     resolved = "" if _judge_gain(gain) else ", no detectable change"
-    return [f"{text} ({interval}{resolved})"]
+    return [f"{text} ({interval}{resolved})", *further]
 
 
 def _describe_divergence(

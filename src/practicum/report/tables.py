@@ -19,6 +19,12 @@ BUDGET_SPENT, FINISHED_BY = "budget spent", "finished by"
 MAX_PROMPTS, MAX_DOMAINS, WIDTH = 6, 8, 60
 """The number of held-out prompts in a table, the most domains in it, and the number of characters of each text."""
 
+DRAFT_ROWS = {
+    "tokens / target call": "drafts/tokens_per_call",
+    "draft acceptance": "drafts/acceptance",
+}
+"""The readings of a drafter in a table, by their label."""
+
 
 def build_comparison(
     before: Evaluation, after: Evaluation, teacher: Evaluation | None
@@ -61,6 +67,11 @@ def build_comparison(
             "entropy / token",
             lambda column: column.student_entropy,
             lambda column: column.student_entropy_estimate,
+        ),
+        *(
+            build_row(row, lambda column, key=key: format_value(column.drafts.get(key), 2))
+            for row, key in DRAFT_ROWS.items()
+            if key in before.drafts
         ),
         build_row("tokens / answer", lambda column: format_value(column.length, 1)),
         build_row("cut off", lambda column: f"{column.truncated:.0%}"),

@@ -13,7 +13,7 @@ from practicum.report.markup import (
     format_number,
     format_percent,
 )
-from practicum.report.outcome_verdict import RUN, read_measure
+from practicum.report.outcome_verdict import RUN, read_gain, read_measure
 from practicum.report.run_data import Row, RunData, is_divergence_estimated
 from practicum.report.tables import ALL_DONE, describe_lost_rows
 from practicum.statistics import (
@@ -105,17 +105,18 @@ def _render_headline(run: RunData) -> str:
             f'<p class="what">{_describe_progress(run)}; '
             "the gain is measured when the run ends</p>"
         )
-    if run.summary["gain"] is None:
+    name, numbers = read_gain(run.summary)
+    if numbers is None:
         return (
             f'<p class="gain">{run.summary["steps"]}<small> steps</small></p>'
             '<p class="what">no held-out accuracy was measured</p>'
         )
-    gain = Interval(**run.summary["gain"])
+    gain = Interval(**numbers)
     prompts = run.summary["before"]["prompts"]
     if prompts < FEWEST_PROMPTS:
         return (
             f'<p class="gain">{format_signed(gain.mean)}</p>'
-            f'<p class="what">accuracy on {prompts} held-out prompts, '
+            f'<p class="what">{name} on {prompts} held-out prompts, '
             "which are too few for an interval</p>"
         )
     interval = (
@@ -125,7 +126,7 @@ def _render_headline(run: RunData) -> str:
     )
     return (
         f'<p class="gain">{format_signed(gain.mean)}</p>'
-        f'<p class="what">accuracy on held-out prompts, {interval}</p>'
+        f'<p class="what">{name} on held-out prompts, {interval}</p>'
     )
 
 
@@ -310,7 +311,7 @@ def _render_certainty(run: RunData) -> str:
         [after[prompt] - before[prompt] for prompt in before if prompt in after]
     )
     about = "intervals are about the prompts, not about other seeds"
-    if least:
+    if least and not (run.summary or {}).get("draft_gain"):
         prompts = len(before)
         about = f"smallest gain that {prompts} such prompts can detect (80 % power): {least:.2f}"
     return _render_figure("certainty", "single seed", about)

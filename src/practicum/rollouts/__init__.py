@@ -2,7 +2,7 @@
 
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
-from practicum.rollouts.drafts import measure_drafts
+from practicum.rollouts.drafts import measure_drafts, score_drafts
 from practicum.rollouts.segments import Segments
 from practicum.rollouts.source import (
     SOURCES,
@@ -55,6 +55,7 @@ __all__ = [
     "measure_notes",
     "sample_rollouts",
     "sample_teacher_rollouts",
+    "score_drafts",
     "select_prompts",
     "to_exact_floats",
 ]

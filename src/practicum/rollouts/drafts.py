@@ -32,20 +32,40 @@ def measure_drafts(rollouts: Sequence[Rollout]) -> Metrics:
     the prompt is not counted, and neither are replays. Empty without rounds.
     """
     examined, accepted = dict[int, int](), dict[int, int]()
-    tokens = calls = 0
+    counts = [count for rollout in rollouts for count in _count_tokens(rollout)]
     for rollout in rollouts:
         for part in () if is_replay(rollout) else rollout.rounds:
             room = len(rollout.tokens) - part.start
             for depth in range(min(part.accepted + 1, len(part.drafts), room)):
                 examined[depth] = examined.get(depth, 0) + 1
                 accepted[depth] = accepted.get(depth, 0) + (depth < part.accepted)
-            tokens += min(part.accepted + 1, room)
-            calls += 1
-    if not calls:
+    if not counts:
         return {}
     total = sum(examined.values())
     return {
-        "drafts/tokens_per_call": tokens / calls,
+        "drafts/tokens_per_call": sum(counts) / len(counts),
         "drafts/acceptance": sum(accepted.values()) / total if total else 0.0,
         **{f"drafts/acceptance_{depth}": accepted[depth] / examined[depth] for depth in examined},
     }
+
+
+def score_drafts(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return a score per prompt, with the tokens per call as their mean; empty without rounds.
+
+    A score is this ratio of two sums plus the prompt's linear influence on it, so scores of the same
+    prompts can be compared in pairs.
+    """
+    counts = dict[str, list[int]]()
+    for rollout in rollouts:
+        counts.setdefault(rollout.prompt.id, []).extend(_count_tokens(rollout))
+    calls = sum(map(len, counts.values()))
+    if not calls:
+        return []
+    mean, scale = sum(map(sum, counts.values())) / calls, len(counts) / calls
+    return [mean + scale * (sum(part) - mean * len(part)) for part in counts.values()]
+
+
+def _count_tokens(rollout: Rollout) -> list[int]:
+    """Return the tokens of each call of the target, cut at the end of the text."""
+    rounds = () if is_replay(rollout) else rollout.rounds
+    return [min(part.accepted + 1, len(rollout.tokens) - part.start) for part in rounds]

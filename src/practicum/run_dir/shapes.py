@@ -258,6 +258,7 @@ class _Summary(_OpenShape):
     teacher: _Measured | None
     after: _Measured | None
     gain: IntervalShape | None
+    draft_gain: IntervalShape | None = None
     verdict: _RunVerdictShape
     alarms: dict[str, Count]
     best: _BestShape | None = None

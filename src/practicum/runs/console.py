@@ -16,7 +16,13 @@ from typing import Any, Protocol, TextIO
 from practicum.core.waits import Wait
 from practicum.text import make_printable
 
-LABELS = {"reverse_kl": "KL", "reward": "reward", "length": "length", "tokens_per_second": "tok/s"}
+LABELS = {
+    "reverse_kl": "KL",
+    "drafts/acceptance": "acceptance",
+    "reward": "reward",
+    "length": "length",
+    "tokens_per_second": "tok/s",
+}
 """The metrics on the progress line with their labels; missing metrics are left out."""
 _SAMPLE_WIDTH = 160
 

@@ -13,6 +13,7 @@ from practicum.report.outcome_verdict import (
     format_verdict,
     is_destroyed,
     judge_run,
+    read_gain,
 )
 from practicum.report.tables import (
     ALL_DONE,
@@ -26,7 +27,7 @@ from practicum.run_dir import BestTracker, RunDir, read_rows, shapes
 from practicum.run_dir.best import COLLAPSED
 from practicum.runs.console import Console
 from practicum.statistics import Interval
-from practicum.statistics.heldout import Evaluation, compare_accuracy
+from practicum.statistics.heldout import Evaluation, compare_accuracy, compare_drafts
 from practicum.types import Metrics
 
 
@@ -42,12 +43,6 @@ class RunEvaluations:
     after: Evaluation | None
     costs: Mapping[str, Metrics]
     searched: Mapping[str, Evaluation] = field(default_factory=dict)
-
-    def compare_accuracy(self, seed: int) -> Interval | None:
-        """Return the gain in accuracy, paired by prompt, or None without both evaluations."""
-        if self.before is None or self.after is None:
-            return None
-        return compare_accuracy(self.before, self.after, seed)
 
     def summarize_search(self, seed: int) -> dict[str, Any]:
         """Return the field `search` of the summary; empty without a search.
@@ -68,14 +63,26 @@ def build_readings(before: Evaluation | None, current: Evaluation, recipe: Recip
     readings = compute_evaluation_readings(before, current, recipe.seed)
     if recipe.train.metric_for_best_model is None or before is None:
         return readings
-    gain = compare_accuracy(before, current, recipe.seed)
     numbers = {
         "before": before.summarize(),
         "after": current.summarize(),
-        "gain": None if gain is None else asdict(gain),
+        **_measure_gains(before, current, recipe.seed),
         "alarms": {},
     }
     return {**readings, COLLAPSED: float(is_destroyed(numbers, _read_settings(recipe)))}
+
+
+def _measure_gains(
+    before: Evaluation | None, after: Evaluation | None, seed: int
+) -> dict[str, Any]:
+    """Return the `gain` in accuracy, None if unknown, and the `draft_gain` of a drafter's run."""
+    if before is None or after is None:
+        return {"gain": None}
+    gain, draft_gain = (
+        compare(before, after, seed) for compare in (compare_accuracy, compare_drafts)
+    )
+    gains = {"gain": None if gain is None else asdict(gain)}
+    return gains if draft_gain is None else {**gains, "draft_gain": asdict(draft_gain)}
 
 
 def build_summary(
@@ -96,8 +103,6 @@ def build_summary(
     rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
     alarms = Counter(row["id"] for row in read_rows(run_dir.alarms_jsonl, shapes.ALARM))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
-    accuracy_gain = evaluations.compare_accuracy(recipe.seed)
-    gain = None if accuracy_gain is None else asdict(accuracy_gain)
     readings: Metrics = {}
     if after is not None and best.metric is not None:
         readings = build_readings(before, after, recipe)
@@ -107,7 +112,7 @@ def build_summary(
         "before": None if before is None else before.summarize(),
         "teacher": None if teacher is None else teacher.summarize(),
         "after": None if after is None else after.summarize(),
-        "gain": gain,
+        **_measure_gains(before, after, recipe.seed),
         "alarms": dict(sorted(alarms.items())),
         "best": best.summarize(readings),
     }
@@ -189,11 +194,11 @@ def print_outcome(
     if evaluations.before is not None and evaluations.after is not None:
         cells = build_comparison(evaluations.before, evaluations.after, evaluations.teacher)
         console.table("held-out evaluation", ["", "before", "after", "teacher"], cells)
-    accuracy_gain = summary["gain"]
     rows = {}
-    if accuracy_gain is not None:
+    name, gain = read_gain(summary)
+    if gain is not None:
         prompts = summary["before"]["prompts"]
-        rows["gain in accuracy"] = describe_gain(Interval(**accuracy_gain), prompts)
+        rows[f"gain in {name}"] = describe_gain(Interval(**gain), prompts)
     for key, searched in evaluations.searched.items():
         if searched.accuracy is not None:
             rows[f"accuracy with search, {key}"] = str(searched.accuracy)

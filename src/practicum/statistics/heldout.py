@@ -113,11 +113,13 @@ class Evaluation:
     student_entropy_estimate: Estimate | None = None
     drafts: dict[str, float] = field(default_factory=dict)
     """The acceptance and the tokens per call of a drafter; empty without one."""
+    draft_scores: list[float] = field(default_factory=list)
+    """Each prompt's score, whose mean is the tokens per call: see `score_drafts`."""
 
     def summarize(self) -> dict[str, Any]:
         """Return the numbers for `summary.json`, without answers, scores and traces."""
         numbers = asdict(self)
-        del numbers["answers"], numbers["scores"], numbers["traces"]
+        del numbers["answers"], numbers["scores"], numbers["traces"], numbers["draft_scores"]
         drafts = numbers.pop("drafts")
         texts = group_pairs((answer.prompt, answer.text.strip()) for answer in self.answers)
         loops = sum(is_looping(answer.text) for answer in self.answers)
@@ -163,6 +165,13 @@ def compare_accuracy(before: Evaluation, after: Evaluation, seed: int) -> Interv
     if not before.scores or not after.scores:
         return None
     return difference(after.scores, before.scores, seed)
+
+
+def compare_drafts(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
+    """Return the gain in tokens per target call, paired by prompt; None without a drafter."""
+    if not before.draft_scores or not after.draft_scores:
+        return None
+    return difference(after.draft_scores, before.draft_scores, seed)
 
 
 def compute_confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, float]]:

@@ -19,6 +19,7 @@ from practicum.rollouts import (
     measure_drafts,
     sample_rollouts,
     sample_teacher_rollouts,
+    score_drafts,
 )
 from practicum.statistics import (
     Interval,
@@ -205,6 +206,7 @@ def _build_evaluation(
         reverse_kl_estimate=comparison.divergence_estimate,
         student_entropy_estimate=comparison.entropy_estimate,
         drafts=measure_drafts(rollouts),
+        draft_scores=score_drafts(rollouts),
     )
 
 

@@ -1,8 +1,10 @@
 """Speculative decoding: the text is the target's, and what the rounds record is what happened."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from math import sqrt
+from random import Random
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.sampler import LocalSampler
 from practicum.methods.eagle3.eagle3 import Eagle3
 from practicum.models.config import DrafterConfig
-from practicum.rollouts.drafts import measure_drafts, read_depths
+from practicum.rollouts.drafts import measure_drafts, read_depths, score_drafts
 from practicum.types import DraftRound, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest
 
 from .small import make_drafter, make_target
@@ -245,3 +247,41 @@ def test_what_rounds_say_of_a_text() -> None:
     assert metrics["drafts/acceptance_2"] == 1 / 2
     assert metrics["drafts/acceptance"] == 5 / 7
     assert measure_drafts([rollout(2, 3, 1)]) == {}
+
+
+def make_rounds(accepted: list[int], prompt: int) -> Rollout:
+    """Return a text of a prompt, with rounds of three drafts; one more token is the prompt's call."""
+    item, start, rounds = rollout(2, 1 + sum(accepted) + len(accepted), prompt), 1, []
+    for count in accepted:
+        rounds.append(DraftRound(start, (5, 5, 5), count))
+        start += count + 1
+    return replace(item, rounds=tuple(rounds), prompt=replace(item.prompt, id=str(prompt)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_have_the_tokens_per_call_as_mean_and_their_differences_the_change(
+    seed: int,
+) -> None:
+    draw = Random(seed)
+
+    def sample(most: int) -> list[Rollout]:
+        # Two texts per prompt with unequal numbers of calls; the texts of the last prompt have none.
+        sizes = [*(draw.randint(1, 9) for _ in range(10)), 0, 0]
+        return [
+            make_rounds([draw.randint(0, most) for _ in range(size)], number // 2)
+            for number, size in enumerate(sizes)
+        ]
+
+    before, after = sample(1), sample(3)
+    old, new = score_drafts(before), score_drafts(after)
+    assert len(old) == len(new) == 6
+    for scores, rollouts in ((old, before), (new, after)):
+        pooled = measure_drafts(rollouts)["drafts/tokens_per_call"]
+        assert sum(scores) / len(scores) == pytest.approx(pooled, abs=1e-12)
+        assert scores[-1] == pytest.approx(pooled, abs=1e-12)
+    # The slow twin of the linear influence: the change by a hundredth of the prompt's texts.
+    for number, score in enumerate(old):
+        texts = [*before * 100, *before[2 * number : 2 * number + 2]]
+        slope = (measure_drafts(texts)["drafts/tokens_per_call"] - old[-1]) * 100
+        assert score - old[-1] == pytest.approx(6 * slope, rel=0.02, abs=1e-9)
+    assert score_drafts([rollout(2, 3, 1)]) == []

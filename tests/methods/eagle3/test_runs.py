@@ -3,17 +3,20 @@
 import json
 import os
 import signal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy import assert_same_run, curve, forked, said, toy_recipe, toy_run
+from toy import TASK, assert_same_run, curve, forked, said, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, CheckpointError, ModelError, RecipeError
 from practicum.methods.eagle3 import eagle3
 from practicum.recipe import parse_recipe, resolve_recipe
+from practicum.report.cards import render_run_card
+from practicum.runs.console import PlainConsole
 from practicum.runs.evaluating import evaluate
 from practicum.runs.exporting import export_run
 from practicum.runs.opening import open_student
@@ -31,6 +34,15 @@ DRAFTER: dict[str, Any] = {
     "evaluation": {"prompts": 6},
 }
 REPLAYS = {**DRAFTER, "rollout": {"source": "drafts(errors=2)", "max_new_tokens": 8}}
+LEARNS = {
+    **DRAFTER,
+    "student.model": {**MODEL, "pretrain": {"steps": 150}},
+    "task": {**TASK, "shortest": 4, "longest": 6, "train_size": 96, "heldout_size": 24},
+    "optimizer.learning_rate": 0.02,
+    "evaluation": {"prompts": 24},
+    "train.steps": 15,
+}
+"""A target that can reverse strings, whose texts a drafter learns in seconds."""
 
 
 def change(**settings: Any) -> dict[str, Any]:
@@ -71,6 +83,36 @@ def test_the_student_answers_as_its_target(run_folder: Path) -> None:
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["after"]["reverse_kl"] == pytest.approx(0, abs=1e-5)
     assert summary["after"]["drafts/tokens_per_call"] >= 1
+
+
+def test_the_end_of_a_run_is_about_the_drafts(models: Path, tmp_path: Path) -> None:
+    stream = StringIO()
+    folder = toy_run(models, tmp_path, LEARNS, console=PlainConsole(stream)).folder
+    summary = json.loads((folder / "summary.json").read_text())
+    before, after, gain = (summary[key] for key in ("before", "after", "draft_gain"))
+    calls = [part["drafts/tokens_per_call"] for part in (before, after)]
+    shares = [part["drafts/acceptance"] for part in (before, after)]
+    assert gain["mean"] == pytest.approx(calls[1] - calls[0], abs=1e-12)
+    assert gain["low"] <= gain["mean"] <= gain["high"]
+    (change, acceptance) = summary["verdict"]["reasons"][:2]
+    assert change.startswith(
+        f"{calls[0]:.2f} to {calls[1]:.2f} tokens per target call ({gain['mean']:+.2f} ["
+    )
+    assert acceptance == f"acceptance {shares[0]:.2f} to {shares[1]:.2f}"
+    text = stream.getvalue()
+    step = curve(folder, "drafts/acceptance")[0]
+    assert f" | acceptance {step:.3g} | " in next(
+        line for line in text.splitlines() if line.startswith("step 1/15")
+    )
+    table = {line[:20].strip(): line[20:].split() for line in text.splitlines()}
+    assert table["tokens / target call"] == [f"{value:.2f}" for value in calls]
+    assert table["draft acceptance"] == [f"{value:.2f}" for value in shares]
+    assert f"verdict: BETTER: {change}; {acceptance}" in text and gain["low"] > 0
+    assert "gain in tokens per target call: " in text and "gain in accuracy" not in text
+    page = (folder / "report.html").read_text()
+    assert "tokens per target call on held-out prompts, " in page
+    assert "smallest gain that" not in page
+    assert "<td>draft acceptance</td>" in render_run_card("toy", "runs/toy", summary)
 
 
 NAMES = {
