@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from practicum.ports import Task, TaskContext
-from practicum.tasks.needles import KINDS, SHORTEST, Config, build
+from practicum.methods.opsdl.needles import KINDS, SHORTEST, Config, build
 from practicum.types import Prompt, Rollout
 
 
