@@ -4,8 +4,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.ports import Task, TaskContext
 from practicum.methods.opsdl.needles import KINDS, SHORTEST, Config, build
+from practicum.ports import Task, TaskContext
 from practicum.types import Prompt, Rollout
 
 
