@@ -108,6 +108,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "rollout": {"n": 2, "max_new_tokens": 6, "segment_tokens": 2},
         "objective": {"signal": "sampled", "correction": "ratio_truncate(2)"},
     },
+    "handover": {"rollout": {"n": 2, "max_new_tokens": 6, "source": "handover(1.0, 0.5)"}},
     "unlikely": {"objective": {"signal": "unlikely(0.3)"}},
     "spoken": {
         "objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"},

@@ -60,7 +60,8 @@ class SmallRuns:
 
     def __init__(self, name: str, recipe_data: Mapping[str, Any], folder: Path) -> None:
         self.name, self.folder, self.whole = name, folder, recipe_data
-        self.steps = REAL.get(name, STAGE_STEPS if "stages" in recipe_data else None)
+        steps = STAGE_STEPS if "stages" in recipe_data else None
+        self.steps = SPECIAL.get(name, {}).get("train.steps", REAL.get(name, steps))
         self.models = None if name in REAL else make_two_models(folder)
         if "stages" in recipe_data:
             small = self._shrink_stages(recipe_data)
@@ -165,7 +166,7 @@ def shrink(
     small = dict(recipe_data)
     if models is not None:
         small = {key: _replace_models(key, section, models) for key, section in small.items()}
-    needs = ({} if steps is None else {"train.steps": steps}) | SPECIAL.get(name, {})
+    needs = SPECIAL.get(name, {}) | ({} if steps is None else {"train.steps": steps})
     for key, value in {**LENGTHS, **SMALL, **needs}.items():
         section, field = key.split(".")
         if key in needs or key in SMALL or field not in small.get(section, {}):

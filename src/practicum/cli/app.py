@@ -212,7 +212,7 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="only the LoRA adapter, for peft, instead of a model")
     ] = False,
-    layout: Annotated[
+    format: Annotated[
         str | None,
         typer.Option("--format", help="of a drafter: speculators (vLLM) or sglang (SpecForge)"),
     ] = None,
@@ -231,7 +231,7 @@ def export(
                 run_folder,
                 folder,
                 adapter=adapter,
-                layout=layout,
+                format=format,
                 push_to_hub=push_to_hub,
                 public=public,
             )

@@ -21,8 +21,8 @@ class Export:
     base: str | None = None
     address: str | None = None
     """The address at the hub, if it was pushed."""
-    layout: str | None = None
-    """The layout of a drafter."""
+    format: str | None = None
+    """The format of a drafter."""
 
     def describe(self) -> list[str]:
         """Return lines with the files, their size, and how to load them."""
@@ -31,7 +31,7 @@ class Export:
         names = ", ".join(str(path.relative_to(self.folder)) for path in files)
         place = repr(str(self.folder))
         lines = [f"wrote {self.folder}: {len(files)} files, {format_bytes(size)}", names]
-        if self.layout is not None:
+        if self.format is not None:
             lines.append(f"load: give {place} to the engine as its draft model (EAGLE3)")
         elif self.base is None:
             lines.append(f"load: AutoModelForCausalLM.from_pretrained({place})")
@@ -52,13 +52,13 @@ def export_run(
     folder: Path,
     *,
     adapter: bool = False,
-    layout: str | None = None,
+    format: str | None = None,
     push_to_hub: str | None = None,
     public: bool = False,
 ) -> Export:
     """Write the run's student as a model folder, or as an adapter folder of peft, with a card.
 
-    With a `layout`, write its drafter for an engine instead, without a card.
+    With a `format`, write its drafter for an engine instead, without a card.
     With `push_to_hub`, also upload it to this name at the hub, `public` or not. Raises RecipeError if the folder exists,
     ModelError if the run trained no adapters, ResourceError if the hub refuses.
     """
@@ -74,8 +74,8 @@ def export_run(
     facts = read_facts(Path(path), is_adapter=adapter, has_template=has_template)
     # The folder gets its name when it is complete, card included.
     with name_when_complete(folder) as staging:
-        if layout is not None:
-            backend.export_drafter(student, staging, layout)
+        if format is not None:
+            backend.export_drafter(student, staging, format)
         else:
             backend.export(student, staging, adapter=adapter)
             folders.write_text(staging / "README.md", build_card(facts))
@@ -88,7 +88,7 @@ def export_run(
                 f"{error} (the export is in {folder}; push it later with: hf upload {push_to_hub} "
                 f"{folder})"
             ) from None
-    return Export(folder, find_base(student.source) if adapter else None, address, layout)
+    return Export(folder, find_base(student.source) if adapter else None, address, format)
 
 
 def read_facts(run_folder: Path, *, is_adapter: bool, has_template: bool) -> CardFacts:

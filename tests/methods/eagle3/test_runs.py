@@ -141,7 +141,7 @@ prefix of the layer, of Speculators' `Eagle3DraftModel` (src/speculators/models/
 def test_an_export_has_the_names_of_the_engines_and_reads_back(
     run_folder: Path, tmp_path: Path, layout: str, prefix: str
 ) -> None:
-    folder = export_run(run_folder, tmp_path / "drafter", layout=layout).folder
+    folder = export_run(run_folder, tmp_path / "drafter", format=layout).folder
     tensors = load_file(folder / "model.safetensors")
     rows = len(tensors["t2d"])
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -178,7 +178,7 @@ def test_an_export_has_the_names_of_the_engines_and_reads_back(
 
 
 def test_a_model_is_evaluated_with_an_exported_drafter(run_folder: Path, tmp_path: Path) -> None:
-    folder = export_run(run_folder, tmp_path / "drafter", layout="sglang").folder
+    folder = export_run(run_folder, tmp_path / "drafter", format="sglang").folder
     trained = evaluate(run_folder, progress=False)
     recipe = tmp_path / "recipe.json"
     recipe.write_text(json.dumps(resolve_recipe(toy_recipe(run_folder, DRAFTER))))
@@ -192,7 +192,7 @@ def test_a_model_is_evaluated_with_an_exported_drafter(run_folder: Path, tmp_pat
 
 
 def test_bad_folders_are_refused_in_one_line(run_folder: Path, tmp_path: Path) -> None:
-    folder = export_run(run_folder, tmp_path / "drafter", layout="sglang").folder
+    folder = export_run(run_folder, tmp_path / "drafter", format="sglang").folder
     target = make_target()
     with pytest.raises(ModelError, match=r"for a target of .* and this target has 64 and 32"):
         eagle3.read(folder, target.model)
@@ -212,7 +212,7 @@ def test_bad_folders_are_refused_in_one_line(run_folder: Path, tmp_path: Path) -
     with pytest.raises(ModelError, match="no drafter can be read"):
         eagle3.read(tmp_path / "nothing", own)
     with pytest.raises(RecipeError, match="written as speculators or sglang"):
-        export_run(run_folder, tmp_path / "other", layout="gguf")
+        export_run(run_folder, tmp_path / "other", format="gguf")
     with pytest.raises(RecipeError, match="the run trained a drafter"):
         export_run(run_folder, tmp_path / "model")
 

@@ -3,16 +3,18 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
-from transformers import PreTrainedTokenizerBase
 
 from practicum.methods.editors.handover import choose_writer
 from practicum.methods.editors.together import JointSource
 from practicum.ports import JointTokens, MixedRequest, Reading, TokenRule
 from practicum.rollouts.source import SourceParts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 REFLECTIONS = "Wait+But+Hmm+Actually+Hold+However+Yet+Oh+Alternatively+No+Ah+Oops+Well"
 
@@ -107,6 +109,6 @@ class RelayRule(TokenRule):
 
 
 @cache
-def _find_tokens_with(tokenizer: PreTrainedTokenizerBase, text: str) -> frozenset[int]:
+def _find_tokens_with(tokenizer: "PreTrainedTokenizerBase", text: str) -> frozenset[int]:
     """Return the tokens whose text contains `text`."""
     return frozenset(n for n in range(len(tokenizer)) if text in str(tokenizer.decode([n])))
