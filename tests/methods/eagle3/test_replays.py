@@ -7,7 +7,7 @@ import torch
 from backends.tiny import hidden_signal, rollout
 
 from practicum.backends.local.drafter import DrafterTrainer, unroll
-from practicum.methods.draft_opd.drafts import Config, _replay
+from practicum.methods.draft_opd.drafts import Config, _replay, find_errors
 from practicum.objective import Objective
 from practicum.rollouts.drafts import is_replay, measure_drafts, read_depths
 from practicum.types import Datum, DraftRound
@@ -28,6 +28,13 @@ def test_a_replay_follows_the_drafts_after_the_text_before_them() -> None:
     assert read_depths(replay).tolist() == [-1, 0, 1, 2, 3]
     assert Config.measure([text, replay]) == {"drafts/replay_share": 2 / 5}
     assert measure_drafts([text, replay]) == measure_drafts([text])
+
+
+def test_drafts_after_the_end_of_a_text_were_not_rejected() -> None:
+    rounds = [DraftRound(0, (7, 8, 9, 6), accepted) for accepted in range(5)]
+    text = replace(rollout(3, 3, 1), rounds=tuple(rounds))
+    # Three accepted drafts end the text; after two, the last one may be followed by its error.
+    assert find_errors(text) == rounds[:3]
 
 
 def test_a_replayed_token_learns_from_the_state_that_drafted_it() -> None:

@@ -32,6 +32,11 @@ def test_at_its_ends_one_model_writes_alone(write, source, params):
     assert_same_text(write(source, **params), write(ENDS[source], **params))
 
 
+def test_words_that_are_no_token_are_refused(write):
+    with pytest.raises(RecipeError, match="none of the words Wait\\+But is one token"):
+        write("relay(words=Wait+But)")
+
+
 def test_each_token_is_by_the_writer_of_its_gap(write, both):
     changes = 0
     for rollout in write("handover(0.5, 0.2)") + write("handover(0.5, 0.2)", seed=1):

@@ -19,11 +19,22 @@ def test_each_topic_is_read_after_the_topic_before_it(tmp_path):
     prompts = task.train_prompts()
     assert task.is_stream and len(prompts) == 40 and len(task.heldout_prompts()) == 6
     steps = [select_prompts(prompts, 0, step, 10, in_order=task.is_stream) for step in range(1, 6)]
-    topics = [{letter for p in step for letter in p.id} <= set("abcd") for step in steps]
+    topics = [{letter for p in step for letter in p.answer} <= set("abcd") for step in steps]
     assert topics == [True, True, False, False, True]
     assert steps[4] == steps[0]
     assert [p.id for step in steps[:4] for p in step] == [p.id for p in prompts]
     assert not {p.id for p in prompts} & {p.id for p in task.heldout_prompts()}
+
+
+def test_topics_that_share_letters_share_no_heldout_string(tmp_path):
+    topics = ["abcdef", "cdefgh", "efghab", "ghabcd"]
+    config = Config(topics=topics, shortest=3, longest=4, train_size=1280, heldout_size=16)
+    task = build(config, TaskContext(0, tmp_path))
+    train, heldout = task.train_prompts(), task.heldout_prompts()
+    assert len(train) == 5120 and len(heldout) == 64
+    assert not {p.answer for p in train} & {p.answer for p in heldout}
+    assert len({p.id for p in [*train, *heldout]}) == 5184
+    assert {p.id.partition("-")[0] for p in heldout[:4]} == set("0123")
 
 
 def test_too_few_letters_for_a_topic_are_refused():

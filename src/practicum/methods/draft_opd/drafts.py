@@ -47,7 +47,7 @@ class Config(SourceConfig):
         replays = []
         for key, text in zip(keys, texts, strict=True):
             draw = random.Random(compute_key_seed(parts.sampler.batch, "drafts", key))
-            errors = [part for part in text.rounds if part.accepted + 1 < len(part.drafts)]
+            errors = find_errors(text)
             for part in draw.sample(errors, min(self.errors, len(errors))):
                 replays.append(replace(_replay(text, part), sample=numbers[key.prompt.id]))
                 numbers[key.prompt.id] += 1
@@ -60,6 +60,18 @@ class Config(SourceConfig):
         replays = filter(is_replay, rollouts)
         count = sum(int(rollout.loss_mask.sum()) for rollout in replays)
         return {"drafts/replay_share": count / total if total else 0.0}
+
+
+def find_errors(text: Rollout) -> list[DraftRound]:
+    """Return the rounds in which a draft was rejected and further drafts followed it.
+
+    In a round that the end of the text cut off, all examined drafts were accepted.
+    """
+    return [
+        part
+        for part in text.rounds
+        if part.accepted + 1 < len(part.drafts) and part.start + part.accepted < len(text.tokens)
+    ]
 
 
 def _replay(text: Rollout, part: DraftRound) -> Rollout:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import Field
 
+from practicum.errors import RecipeError
 from practicum.methods.editors.handover import choose_writer
 from practicum.methods.editors.together import JointSource
 from practicum.ports import JointTokens, MixedRequest, Reading, TokenRule
@@ -46,9 +47,15 @@ class Config(JointSource):
             for space in ("", " ")
         }
         encoded = [tokenizer.encode(text, add_special_tokens=False) for text in sorted(spellings)]
+        reflections = {ids[0] for ids in encoded if len(ids) == 1}
+        if not reflections and self.takeovers:
+            raise RecipeError(
+                f"rollout.source: relay: none of the words {self.words} is one token of the model, so the "
+                "teacher would never take over; set words=A+B to words that are"
+            )
         return RelayRule(
             self,
-            reflections={ids[0] for ids in encoded if len(ids) == 1},
+            reflections=reflections,
             boundaries=_find_tokens_with(tokenizer, self.boundary.replace("\\n", "\n")),
         )
 

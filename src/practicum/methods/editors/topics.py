@@ -27,9 +27,13 @@ class Config(TaskConfig):
     @model_validator(mode="after")
     def _check_topics(self) -> "Config":
         for letters in self.topics:
-            count = self.train_size + self.heldout_size
-            check_enough(letters, self.shortest, self.longest, count, "strings")
+            check_enough(letters, self.shortest, self.longest, self.strings_per_topic, "strings")
         return self
+
+    @property
+    def strings_per_topic(self) -> int:
+        """The strings to draw per topic, so that enough are left without the held-out ones of all."""
+        return self.train_size + self.heldout_size * len(self.topics)
 
 
 class TopicStream(PromptSet):
@@ -42,14 +46,30 @@ class TopicStream(PromptSet):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Draw distinct strings of each topic; the held-out strings are of all topics."""
+    """Draw distinct strings of each topic; the held-out strings alternate between the topics.
+
+    Topics may share letters. No held-out string of any topic is trained on.
+    """
     draw = random.Random(seed_of(context.seed, "topics"))
-    train: list[Prompt] = []
-    heldout: list[Prompt] = []
-    for letters in config.topics:
-        count = config.heldout_size + config.train_size
-        words = sample_words(draw, letters, config.shortest, config.longest, count)
-        prompts = [Prompt(word, (Message("user", word),), answer=word[::-1]) for word in words]
-        heldout += prompts[: config.heldout_size]
-        train += prompts[config.heldout_size :]
-    return TopicStream(train=train, heldout=heldout)
+    by_topic = [
+        sample_words(draw, letters, config.shortest, config.longest, config.strings_per_topic)
+        for letters in config.topics
+    ]
+    heldout = [
+        (number, words[index])
+        for index in range(config.heldout_size)
+        for number, words in enumerate(by_topic)
+    ]
+    excluded = {word for _, word in heldout}
+    train: list[tuple[int, str]] = []
+    for number, words in enumerate(by_topic):
+        free = [word for word in words if word not in excluded]
+        train += [(number, word) for word in free[: config.train_size]]
+    return TopicStream(
+        train=[_build_prompt(*entry) for entry in train],
+        heldout=[_build_prompt(*entry) for entry in heldout],
+    )
+
+
+def _build_prompt(topic: int, word: str) -> Prompt:
+    return Prompt(f"{topic}-{word}", (Message("user", word),), answer=word[::-1])
