@@ -189,16 +189,21 @@ def _read_target(
 
 
 def _add_drafter(recipe: Recipe, name: str, drafter: str | None, *, is_run: bool) -> Recipe:
-    """Return the recipe with a drafter for a model; RecipeError for a run."""
-    if drafter is None:
+    """Return the recipe with the drafter of a model, or without one; RecipeError for a run."""
+    if drafter is None and is_run:
         return recipe
     if is_run:
         raise RecipeError(
             f"{spell_options(drafter=drafter)}: {name} is a run; give the model that it drafts for, "
             "or leave the option out to evaluate a run that trained a drafter"
         )
-    student = StudentConfig(model=name, drafter=DrafterConfig(start=drafter))
-    return recipe.model_copy(update={"student": student})
+    # A model without a run is asked as the recipe asks its student, with a drafter or without.
+    fields = {**recipe.student.model_dump(include=set(ModelConfig.model_fields)), "model": name}
+    if drafter is not None:
+        settings = recipe.student.drafter or DrafterConfig()
+        decoding = settings.model_dump(include={"type", "depth", "verify", "width"})
+        fields["drafter"] = {**decoding, "start": drafter}
+    return recipe.model_copy(update={"student": StudentConfig.model_validate(fields)})
 
 
 def _check_samples(recipe: Recipe, samples: int | None) -> None:

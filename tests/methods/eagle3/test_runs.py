@@ -187,6 +187,9 @@ def test_a_model_is_evaluated_with_an_exported_drafter(run_folder: Path, tmp_pat
     names = ["drafts/tokens_per_call", "drafts/acceptance", "drafts/acceptance_0"]
     assert [summary[name] for name in names] == [trained[name] for name in names]
     assert summary["drafts/seconds"] > 0 and summary["drafts/seconds_without"] > 0
+    alone = evaluate(model, recipe=recipe, progress=False)
+    assert alone["accuracy"] == summary["accuracy"], "the target answers as with its drafter"
+    assert "drafts/seconds" not in alone
     with pytest.raises(RecipeError, match="is a run; give the model"):
         evaluate(run_folder, drafter=str(folder), progress=False)
 
