@@ -2,7 +2,7 @@
 
 from practicum.rollouts.annotating import NOTE_KINDS, add_notes, measure_notes
 from practicum.rollouts.batch import RolloutBatch, select_prompts
-from practicum.rollouts.drafts import measure_drafts, score_drafts
+from practicum.rollouts.drafts import is_replay, measure_drafts, score_drafts
 from practicum.rollouts.segments import Segments
 from practicum.rollouts.source import (
     SOURCES,
@@ -47,6 +47,7 @@ __all__ = [
     "as_environment",
     "check_answers",
     "collect_rollouts",
+    "is_replay",
     "list_task_problems",
     "list_writer_problems",
     "load_recorded_rollouts",

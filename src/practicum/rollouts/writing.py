@@ -10,6 +10,7 @@ from practicum.errors import CapabilityError, DataError
 from practicum.ports import OpensEpisodes, SamplingClient, Task, Teacher
 from practicum.ports.gate import ask_reward, call_part, report_rejections
 from practicum.rollouts.batch import RolloutBatch, list_all_keys
+from practicum.rollouts.drafts import is_replay
 from practicum.rollouts.sampling import RolloutSampler
 from practicum.rollouts.source import RolloutWriters, SourceConfig, SourceParts
 from practicum.text import Renderer
@@ -66,12 +67,12 @@ def sample_teacher_rollouts(
 
 
 def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
-    """Return the rollouts with the task's rewards."""
+    """Return the rollouts with the task's rewards; a replay of drafts is no answer and has none."""
     rewarded = []
     with report_rejections(), show_wait("rewards", len(rollouts)) as wait:
         for rollout in rollouts:
             # Some sources, such as a search, have already asked the verifier.
-            if rollout.reward is None:
+            if rollout.reward is None and not is_replay(rollout):
                 rollout = ask_reward(task, rollout)
             rewarded.append(rollout)
             wait.advance()

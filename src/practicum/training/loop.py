@@ -34,6 +34,7 @@ from practicum.rollouts import (
     add_rewards,
     as_environment,
     collect_rollouts,
+    is_replay,
     measure_conversations,
     measure_drafts,
     measure_notes,
@@ -419,6 +420,8 @@ def measure_rollouts(
     `supervised` is the number of tokens with a loss in each rollout.
     """
     count = len(rollouts)
+    # Replays of drafts are no answers; a source may return nothing else.
+    answers = [rollout for rollout in rollouts if not is_replay(rollout)] or rollouts
     prompts = {rollout.prompt.id for rollout in rollouts}
     supervised_prompts = {
         rollout.prompt.id for rollout, tokens in zip(rollouts, supervised, strict=True) if tokens
@@ -430,9 +433,9 @@ def measure_rollouts(
         "staleness": sum(step - 1 - rollout.policy_version for rollout in rollouts) / count,
         "unsupervised_prompts": float(len(prompts - supervised_prompts)),
         "rollouts": float(count),
-        "length": sum(len(rollout.tokens) for rollout in rollouts) / count,
-        "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
-        "empty": sum(not rollout.text.strip() for rollout in rollouts) / count,
+        "length": sum(len(answer.tokens) for answer in answers) / len(answers),
+        "truncated": sum(answer.stop_reason == "length" for answer in answers) / len(answers),
+        "empty": sum(not answer.text.strip() for answer in answers) / len(answers),
     }
     if any(rollout.turns or rollout.stop_reason in FAILURES for rollout in rollouts):
         metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count

@@ -9,8 +9,11 @@ from backends.tiny import hidden_signal, rollout
 from practicum.backends.local.drafter import DrafterTrainer, unroll
 from practicum.methods.draft_opd.drafts import Config, _replay, find_errors
 from practicum.objective import Objective
+from practicum.rollouts import add_rewards
 from practicum.rollouts.drafts import is_replay, measure_drafts, read_depths
-from practicum.types import Datum, DraftRound
+from practicum.rows import PromptSet
+from practicum.training.loop import measure_rollouts
+from practicum.types import Datum, DraftRound, Prompt
 
 from .small import make_drafter, make_target
 from .test_training import LIMITS, gradients
@@ -37,8 +40,28 @@ def test_drafts_after_the_end_of_a_text_were_not_rejected() -> None:
     assert find_errors(text) == rounds[:3]
 
 
+def test_a_replay_is_no_answer() -> None:
+    text = replace(
+        rollout(3, 3, 1), rounds=(DraftRound(1, (7, 8, 9, 6), 1),), text="abc", reward=None
+    )
+    replay = _replay(text, text.rounds[0])
+    asked: list[str] = []
+
+    def grade(reply: str, prompt: Prompt) -> float:
+        asked.append(reply)
+        return 1.0
+
+    graded = add_rewards([text, replay], PromptSet((), (text.prompt,), grade=grade))
+    assert asked == ["abc"] and [row.reward for row in graded] == [1.0, None]
+    together, alone = (
+        measure_rollouts(rows, [1] * len(rows), 1, Config()) for rows in (graded, graded[:1])
+    )
+    for name in ("length", "truncated", "empty", "reward"):
+        assert together[name] == alone[name]
+
+
 def test_a_replayed_token_learns_from_the_state_that_drafted_it() -> None:
-    """Reverse KL at depth 2 and 3 of the row before the drafts, whatever `states` says of the text."""
+    """Reverse KL at depth 2 and 3 of the row before the drafts, for any `states`."""
     target = make_target()
     drafter, config = make_drafter(target, 64, depth=4, decay=0.7)
     text = replace(rollout(3, 8, 1), rounds=())
