@@ -108,7 +108,11 @@ def fingerprint(recipe: Recipe) -> str:
     assert settings.pop("backend")["type"] == "local", (
         "recipes of papers use the local backend, and their batch sizes in memory only change rounding"
     )
-    for section, name in (("train", "curriculum"), ("evaluation", "search")):
+    for section, name in (
+        ("train", "curriculum"),
+        ("evaluation", "search"),
+        ("student", "drafter"),
+    ):
         # These keys are newer than most lines.
         if settings[section][name] is None:
             del settings[section][name]

@@ -240,9 +240,10 @@ def _replace_scratch_models(section: Any, task: Task, folder: Path) -> Any:
     prompts = [
         [message.content for message in prompt.messages] for prompt in task.heldout_prompts()
     ]
-    identity = json.dumps([config.model_dump(mode="json"), prompts])
+    template = section.get("template")
+    identity = json.dumps([config.model_dump(mode="json"), prompts, template])
     path = folder / "models" / f"scratch-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    create_scratch_model(path, config, task)
+    create_scratch_model(path, config, task, template)
     return {**section, "model": str(path)}
 
 

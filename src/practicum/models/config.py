@@ -1,15 +1,9 @@
 """The settings of a model in a recipe: the source of its weights and the form of its prompts."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    WithJsonSchema,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, WithJsonSchema, model_validator
 
 from practicum.models.quantization import QuantizationName
 from practicum.models.starting_values import CAREFUL
@@ -216,14 +210,6 @@ class StudentConfig(ModelConfig):
     drafter: DrafterConfig | None = Field(
         default=None, description="train only a drafter for this model, see [drafters](drafters.md)"
     )
-
-    @model_serializer(mode="wrap")
-    def _omit_drafter(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write no key for a student without a drafter: recipes saved earlier have none."""
-        fields = write(self)
-        if self.drafter is None:
-            fields.pop("drafter", None)
-        return fields
 
     @model_validator(mode="after")
     def _freeze_target(self) -> Self:
