@@ -59,8 +59,8 @@ RESULT = re.compile(
 """Numbers with their unit and benchmark. A number after "of" is a setting, as in "k of 2"."""
 
 AXES = {
-    "source": "whose states",
-    "teacher": "whose signal",
+    "source": "states from",
+    "teacher": "signal from",
     "divergence": "what divergence",
     "weights of tokens": "how much",
 }

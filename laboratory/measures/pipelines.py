@@ -75,7 +75,7 @@ def measure(config: Config, job: ReproductionJob) -> Results:
 def copy_shared_stages(first: RunJob, second: RunJob) -> None:
     """Give a pipeline that has not begun the finished stages that it has in common with `first`.
 
-    These are the stages up to the first difference. Their runs would have the same bytes.
+    They share the stages up to the first difference, and new runs would have the same bytes.
     """
     recipes = first.resolved_recipe, second.resolved_recipe
     base, changed = (drop_keys(recipe, "stages", "about") for recipe in recipes)

@@ -522,7 +522,7 @@ def relay_opd(case: Case) -> Tensor:
 
 
 def eagle_3(case: Case) -> Tensor:
-    """The loss of one depth in the released code: cross-entropy to the target, whose entropy is constant."""
+    """The loss of one depth in the released code: cross-entropy to the target, which has a constant entropy."""
     return case.token_mean(cross_entropy)
 
 

@@ -157,7 +157,7 @@ def _name_stages(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join(setting: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of a recipe or pipeline with its setting and those of its stages."""
+    """Return the data of a recipe or pipeline with its setting and its stages' settings."""
     if "stages" in method:
         method = {**method, "stages": [*method["stages"].values()]}
     layers = [RecipeLayer("setting", setting, is_setting=True), RecipeLayer("method", method)]

@@ -93,7 +93,7 @@ class DecodeBatch(Protocol):
 class MixedRequest:
     """One completion to sample from student and teacher together, with the prompt of each.
 
-    Each model has the random stream with which it would write the completion alone.
+    Each model has the random stream of an ordinary completion.
     """
 
     prompt_tokens: tuple[int, ...]

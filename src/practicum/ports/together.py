@@ -14,7 +14,7 @@ class Reading(Protocol):
     """One model's view of the next token of B texts, with each text's random numbers for it.
 
     `logits` are the model's own, and `logprobs` its sampling distribution: after temperature, top-k
-    and top-p, without banned tokens. `proposal` is what the model writes alone: tokens and their
+    and top-p, without banned tokens. `proposal` are samples of this distribution: tokens and their
     sampling log-probabilities.
     """
 

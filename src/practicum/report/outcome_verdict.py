@@ -227,7 +227,7 @@ def _describe_shares(
 
 
 def _describe_gain(summary: Mapping[str, Any]) -> list[str]:
-    """Describe the gain in accuracy; of a drafter, whose target is frozen, the gain in speed."""
+    """Describe the gain in accuracy, or a drafter's gain in tokens per call, since its target is frozen."""
     name, gain = read_gain(summary)
     if gain is None:
         return []

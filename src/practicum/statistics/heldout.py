@@ -114,7 +114,7 @@ class Evaluation:
     drafts: dict[str, float] = field(default_factory=dict)
     """The acceptance and the tokens per call of a drafter; empty without one."""
     draft_scores: list[float] = field(default_factory=list)
-    """Each prompt's score, whose mean is the tokens per call: see `score_drafts`."""
+    """The score of each prompt; the mean is the tokens per call, see `score_drafts`."""
 
     def summarize(self) -> dict[str, Any]:
         """Return the numbers for `summary.json`, without answers, scores and traces."""

@@ -1,4 +1,4 @@
-"""Speculative decoding: the text is the target's, and what the rounds record is what happened."""
+"""Speculative decoding: the text is the target's, and the rounds record the drafts."""
 
 from collections import Counter
 from dataclasses import replace

@@ -42,7 +42,7 @@ LEARNS = {
     "evaluation": {"prompts": 24},
     "train.steps": 15,
 }
-"""A target that can reverse strings, whose texts a drafter learns in seconds."""
+"""A target that can reverse strings: a drafter learns its texts in seconds."""
 
 
 def change(**settings: Any) -> dict[str, Any]:

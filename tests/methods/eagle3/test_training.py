@@ -1,4 +1,4 @@
-"""A drafter's gradient against a twin that generates step by step, what it touches, and what is refused."""
+"""A drafter's gradient against a twin that generates step by step; frozen weights; refusals."""
 
 from dataclasses import replace
 

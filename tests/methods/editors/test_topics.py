@@ -1,4 +1,4 @@
-"""A stream of prompts whose topic shifts: its order, and that a step reads the same prompts after a resume."""
+"""A stream of prompts with a shifting topic: its order, also after a resume."""
 
 from pathlib import Path
 

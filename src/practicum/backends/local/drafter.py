@@ -2,7 +2,7 @@
 
 Every depth uses the chunks and terms of the student's trainer, over the draft vocabulary. A token's
 share of the loss falls by `decay` from depth to depth (SpecForge, specforge/training/strategies).
-Tokens whose most likely token in the target cannot be drafted have no loss, and are counted.
+A token has no loss, and is counted, if the target's most likely token is not in the vocabulary.
 """
 
 import copy
@@ -62,7 +62,7 @@ class _Unrolled:
     """The supervised tokens of a pass: the drafter's states, and the target's last states.
 
     `hidden` has one matrix per depth, `learns` is True where the depth has a state of the token,
-    and `gradients` are those of `hidden`.
+    and `gradients` has the gradient of each matrix in `hidden`.
     """
 
     hidden: list[Float[Tensor, "T D"]]
@@ -194,7 +194,7 @@ class DrafterTrainer(LocalTrainer):
             records.add(f"drafter/acceptance_{depth}", accepted, has_state)
             if depth == 0:
                 measure(records, chunk.values, batch, signal, objective)
-                # The target wrote the text: the drafter's numbers are not those of its sampler.
+                # The target wrote the text, so its sampler's numbers cannot be compared with the drafter's.
                 unknown = torch.full_like(accepted, torch.nan)
                 recorded = [replace(values, logprobs=unknown) for values in chunk.values]
             pairs = zip(totals or [0.0] * len(coefficients), coefficients, strict=True)

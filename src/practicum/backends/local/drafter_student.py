@@ -49,7 +49,7 @@ def open_drafter(loaded: LoadedModel, config: DrafterConfig, context: BackendCon
 
 
 def find_module(name: str) -> Any:
-    """Return the module of a type of drafters; RecipeError if there is none."""
+    """Return the module of a type of drafters; RecipeError if no module has this name."""
     try:
         return load_plugin(ROOM, name)
     except ValueError as error:

@@ -171,7 +171,7 @@ class _DraftLoop:
         sees: Bool[Tensor, "B L L"],
         valid: Bool[Tensor, "B L"],
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L F"]]:
-        """Append tokens to the target's cache; return its last states and those of the layers.
+        """Append tokens to the target's cache; return its last states and the layers' states.
 
         `sees` tells which of the new tokens each of them attends to.
         """

@@ -147,12 +147,12 @@ class TokenReading:
 
     @cached_property
     def _samples(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """The tokens that the model writes alone; see `sample_tokens`."""
+        """The tokens that the model samples from its distribution; see `sample_tokens`."""
         return sample_tokens(self.logits, self.params, self.noise, self.library)
 
     @property
     def proposal(self) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-        """The tokens that the model writes alone, with their sampling log-probabilities."""
+        """The tokens that the model samples, with their sampling log-probabilities."""
         return self._samples[:2]
 
     def draw(self, scores: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
@@ -161,7 +161,7 @@ class TokenReading:
 
     def compute_policy_logprobs(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         """Return the tokens' untempered log-probabilities."""
-        # The model's own token keeps the exact number that the model alone would record.
+        # The model's own token keeps the exact number that the model records without a partner.
         proposed, _, policy = self._samples
         return torch.where(
             tokens == proposed, policy, _compute_untempered_logprobs(self.logits, tokens)

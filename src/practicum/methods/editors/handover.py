@@ -44,7 +44,7 @@ class HandoverRule(TokenRule):
         self.teaching: set[int] = set()
 
     def write(self, texts: Sequence[int], student: Reading, teacher: Reading) -> JointTokens:
-        """Write each text's token by its present writer alone."""
+        """Write each text's token with its present writer."""
         gaps = F.forward_kl(student.logits.log_softmax(-1), teacher.logits.log_softmax(-1))
         for text, gap in zip(texts, gaps.tolist(), strict=True):
             self.decide(text, gap)

@@ -50,7 +50,7 @@ class InterleaveRule(TokenRule):
         from_draft = (drafted * accepts).gather(1, chosen)[:, 0]
         from_teacher = rejected * teacher.logprobs.double().exp().gather(1, chosen)[:, 0]
         logprobs = (from_draft + from_teacher).log().to(draft_logprobs.dtype)
-        # Where one model decides alone, its own number is exact.
+        # Where only one model decides, its number is exact.
         logprobs = torch.where(rejected == 0, draft_logprobs, logprobs)
         none_accepted = (drafted * accepts).sum(dim=-1) == 0
         return JointTokens(

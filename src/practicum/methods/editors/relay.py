@@ -117,5 +117,5 @@ class RelayRule(TokenRule):
 
 @cache
 def _find_tokens_with(tokenizer: "PreTrainedTokenizerBase", text: str) -> frozenset[int]:
-    """Return the tokens whose text contains `text`."""
+    """Return the tokens that decode to a text with `text` in it."""
     return frozenset(n for n in range(len(tokenizer)) if text in str(tokenizer.decode([n])))

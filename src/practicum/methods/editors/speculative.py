@@ -33,7 +33,7 @@ class Config(JointSource):
     coupling: Literal["rejection", "shared"] = "rejection"
 
     def build_rule(self, requests: Sequence[MixedRequest], parts: SourceParts) -> TokenRule:
-        """Return the rule, with random numbers of its own for each request."""
+        """Return the rule, with a random stream per request."""
         seeds = [request.seed for request in requests]
         return SpeculativeRule(self.gamma, None if self.coupling == "shared" else seeds)
 
@@ -76,7 +76,7 @@ class SpeculativeRule(TokenRule):
             replacements, _ = teacher.draw(residual(student.logprobs, teacher.logprobs))
             verified = torch.where(accepted, drafts, replacements)
             tokens = torch.where(is_drafted, verified, tokens)
-            # The text has the target's distribution, whatever the student drafts.
+            # The text has the target's distribution for any drafts.
             verified_logprobs = gather_logprobs(teacher.logprobs, verified)
             logprobs = torch.where(is_drafted, verified_logprobs, logprobs)
         for text, is_accepted in zip(texts, accepted.tolist(), strict=True):

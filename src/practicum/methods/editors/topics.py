@@ -1,4 +1,4 @@
-"""A stream of strings to reverse whose letters change: topic after topic, in order."""
+"""A stream of strings to reverse, topic after topic: each topic has its letters."""
 
 import random
 from typing import Literal

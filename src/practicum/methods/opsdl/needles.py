@@ -1,4 +1,4 @@
-"""Find a fact of the asked kind in a long text, most of which is irrelevant: needles in a haystack.
+"""Find a fact of the asked kind in a long and mostly irrelevant text: needles in a haystack.
 
 A text is words of random lower-case letters, and four words have a capital letter inside, one
 letter of each kind. A question such as `?2` asks for the letter of a kind, as RULER (2404.06654)
