@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -17,7 +18,12 @@ from transformers.models.minimax_m2.modeling_minimax_m2 import (
 )
 
 from practicum.backends.local import drawing
-from practicum.backends.local.decode_batch import SlotDecodeBatch, open_decode_batch
+from practicum.backends.local.decode_batch import (
+    SlotDecodeBatch,
+    open_decode_batch,
+    open_draft_batch,
+)
+from practicum.backends.local.decode_step import TokenTree
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.llama_weights import find_llama_weights
 from practicum.backends.local.native import NativeStep, library
@@ -171,13 +177,51 @@ def test_a_step_gives_a_row_the_same_bits_in_any_company(compiled):
         program._threads, program._room = threads, torch.empty(1 << 20)
         for store, random in zip((program._keys, program._values), stores, strict=True):
             store[:, : len(rows)] = random[:, rows]
-        hidden = program.advance(tokens[rows], [lengths[row] for row in rows])
+        tree = TokenTree.single([lengths[row] for row in rows])
+        hidden = program.read(tokens[rows][:, None], tree)[:, 0]
         return torch.cat([hidden, program.logits(hidden)], dim=1)
 
     alone = torch.cat([advance([row], 1) for row in range(11)])
     for threads in (1, 2, 5):
         assert torch.equal(advance(list(range(11)), threads), alone)
         assert torch.equal(advance([7, 2, 9], threads), alone[[7, 2, 9]])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tree_gives_each_path_the_bits_of_its_tokens_read_one_by_one(compiled, seed):
+    draw, count = Random(seed), 12
+    parents = [draw.randrange(node) for node in range(1, count)]
+    paths = [[0]]
+    for node, parent in enumerate(parents, start=1):
+        paths.append([*paths[parent], node])
+    depths = torch.tensor([len(path) - 1 for path in paths])
+    sees = torch.zeros(1, count, count, dtype=torch.bool)
+    for node, path in enumerate(paths):
+        sees[0, node, path] = True
+    tokens = torch.tensor([random_tokens(count, seed)])
+
+    def open_text():
+        batch = open_draft_batch(make(), [random_tokens(9, seed)], 12, (1, 2), count)
+        assert batch.admit(1) == 1
+        return batch
+
+    def read_on(batch, nodes):
+        one = torch.zeros(1, dtype=torch.long), torch.ones(1, 1, 1, dtype=torch.bool)
+        results = []
+        for node in nodes:
+            results.append(batch.read_tree(tokens[:, [node]], *one))
+            batch.append_path(0, tokens[0, [node]].tolist(), [0])
+        return results[-1]
+
+    for node, path in enumerate(paths):
+        batch = open_text()
+        logits, states = batch.read_tree(tokens, depths, sees)
+        expected = open_text()
+        for result, one in zip((logits, states), read_on(expected, path), strict=True):
+            assert torch.equal(result[:, node], one[:, 0])
+        batch.append_path(0, tokens[0].tolist(), path)
+        for pair in zip(read_on(batch, [3, 5]), read_on(expected, [3, 5]), strict=True):
+            assert torch.equal(*pair)
 
 
 def _open(model):

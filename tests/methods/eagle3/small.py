@@ -7,7 +7,7 @@ import torch
 from backends.tiny import hidden_signal, rollout
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.packing import enable_packing
 from practicum.methods.eagle3 import eagle3
 from practicum.models.config import DrafterConfig
@@ -18,7 +18,10 @@ VOCABULARY = 64
 
 
 def make_target(
-    architecture: str = "llama", rows: int = VOCABULARY, seed: int = 0
+    architecture: str = "llama",
+    rows: int = VOCABULARY,
+    seed: int = 0,
+    decoding: Decoding = Decoding.NATIVE,
 ) -> LanguageModel:
     """Return a frozen target of five layers; its weights are large, so that predictions differ."""
     config = AutoConfig.for_model(
@@ -40,7 +43,7 @@ def make_target(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).eval()
-    return enable_packing(LanguageModel(model.requires_grad_(False), rows))
+    return enable_packing(LanguageModel(model.requires_grad_(False), rows, decoding=decoding))
 
 
 def make_drafter(

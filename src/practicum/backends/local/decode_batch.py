@@ -21,9 +21,12 @@ from practicum.backends.local.decode_step import (
     PromptTokens,
     SlotStep,
     StepProgram,
+    TokenTree,
 )
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.llama_weights import LlamaWeights
 from practicum.backends.local.native import NativeStep, open_native
+from practicum.backends.local.native.library import NativeLibrary
 from practicum.backends.local.packing import PrefixStates, pad_sequences
 from practicum.backends.local.prefill import PromptQueue
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, PrepackedModel
@@ -70,9 +73,42 @@ def open_decode_batch(
         job = DecodeJob(language_model, overlay, prepacked, prompts, rows, longest, texts, recorder)
         if not can_pack:
             return PaddedDecodeBatch(job)
-        if native is None and job.lower_layers:
+        if native is None and job.captured:
             job = replace(job, recorder=None)
-        return SlotDecodeBatch(job, SlotStep(job) if native is None else NativeStep(job, *native))
+        return _open_slots(job, native)
+
+
+def open_draft_batch(
+    language_model: LanguageModel,
+    prompts: Sequence[PromptTokens],
+    new_tokens: int,
+    layers: tuple[int, ...],
+    drafts: int,
+) -> "SlotDecodeBatch":
+    """Start decoding all prompts together; up to `drafts` tokens per text are verified at a time.
+
+    The states after `layers` are kept. Raises ModelError if a text is too long for the model.
+    """
+    longest = max(map(len, prompts), default=0) + new_tokens
+    language_model.check_length(longest)
+    if longest > language_model.max_packed_tokens:
+        raise ModelError(
+            f"{language_model.model.name_or_path}: a prompt with its answer has {longest} tokens, and "
+            f"a drafter's target can read {language_model.max_packed_tokens}; lower "
+            "rollout.max_new_tokens"
+        )
+    language_model.model.eval()
+    native = open_native(language_model) if new_tokens >= MIN_DECODE_STEPS else None
+    prepacked = PrepackedModel(language_model, new_tokens if native is None else 0)
+    overlay, rows, room = round_linear_maps(language_model), len(prompts), longest + drafts
+    job = DecodeJob(language_model, overlay, prepacked, prompts, rows, room)
+    return _open_slots(replace(job, layers=layers, tokens_per_read=1 + drafts), native)
+
+
+def _open_slots(
+    job: DecodeJob, native: tuple[NativeLibrary, LlamaWeights] | None
+) -> "SlotDecodeBatch":
+    return SlotDecodeBatch(job, SlotStep(job) if native is None else NativeStep(job, *native))
 
 
 class SlotDecodeBatch:
@@ -90,6 +126,8 @@ class SlotDecodeBatch:
         self._texts: list[list[int]] = []
         self._numbers: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
+        self.features: list[Float[Tensor, "L F"]] = []
+        """The states of each row's prompt after the job's `layers`."""
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
@@ -103,6 +141,8 @@ class SlotDecodeBatch:
             prefilled = self._waiting.pop()
             if recorder is not None:
                 recorder.add_prompt(self._numbers[-1], prefilled.last_hidden, prefilled.lower)
+            if self._job.layers and prefilled.lower is not None:
+                self.features.append(prefilled.lower)
             self._program.store_prompt(slot, prefilled.kv_by_layer, prefilled.indices)
             states.append(prefilled.last_hidden[None])
             self._texts.append(list(prompt))
@@ -119,24 +159,52 @@ class SlotDecodeBatch:
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
         """Append one token to each row in `keep`, and drop all rows that are not in `keep`."""
+        self.keep_rows(keep)
+        if not keep:
+            return
+        next_tokens = tokens.to(self._job.device)[list(keep)]
+        tree = TokenTree.single(list(map(len, self._texts)))
+        self._hidden = self._program.read(next_tokens[:, None], tree)[:, 0]
+        if self._job.recorder is not None:
+            lower = self._program.lower
+            lower = None if lower is None else lower[:, 0]
+            self._job.recorder.add_step(self._numbers, self._hidden, lower)
+        for text, token in zip(self._texts, next_tokens.tolist(), strict=True):
+            text.append(token)
+
+    @torch.no_grad()
+    def read_tree(
+        self, tokens: Int[Tensor, "B N"], depths: Int[Tensor, " N"], sees: Bool[Tensor, "B N N"]
+    ) -> tuple[Float[Tensor, "B N V"], Float[Tensor, "B N F"]]:
+        """Read some tokens after each row's text, which does not change.
+
+        Returns the logits of the tokens that follow, and the states after the job's `layers`. See
+        `TokenTree` for `depths` and `sees`.
+        """
+        tree = TokenTree(list(map(len, self._texts)), depths, sees)
+        hidden = self._program.read(tokens, tree)
+        assert self._program.lower is not None, "the job has layers"
+        logits = self._program.logits(hidden.flatten(0, 1))
+        return logits.unflatten(0, tokens.shape), self._program.lower
+
+    def append_path(self, row: int, tokens: Sequence[int], nodes: Sequence[int]) -> None:
+        """Append some of the tokens that were just read to a row's text: a path of their tree."""
+        if list(nodes) != list(range(len(nodes))):
+            self._program.move_places(row, len(self._texts[row]), nodes)
+        self._texts[row] += [tokens[node] for node in nodes]
+
+    def keep_rows(self, keep: Sequence[int]) -> None:
+        """Keep only the rows in `keep`, in that order, without a token to read on from."""
         if self._job.kept is not None:
             self._keep_texts(self._job.kept, set(range(len(self._texts))).difference(keep))
         # A row never moves to a slot that a later row of `keep` still needs: see
-        # `sampler._compact_rows`.
+        # `sampler.compact_rows`.
         for row, source in enumerate(keep):
             if row != source:
                 self._program.move_slot(source, row, len(self._texts[source]))
         self._texts = [self._texts[source] for source in keep]
         self._numbers = [self._numbers[source] for source in keep]
         self._hidden = None
-        if not keep:
-            return
-        next_tokens = tokens.to(self._job.device)[list(keep)]
-        self._hidden = self._program.advance(next_tokens, list(map(len, self._texts)))
-        if self._job.recorder is not None:
-            self._job.recorder.add_step(self._numbers, self._hidden, self._program.lower)
-        for text, token in zip(self._texts, next_tokens.tolist(), strict=True):
-            text.append(token)
 
     def _keep_texts(self, store: CachedTexts, rows: Iterable[int]) -> None:
         """Keep the texts of some rows up to the last token that was read."""

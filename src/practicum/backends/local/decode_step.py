@@ -1,4 +1,4 @@
-"""Run one decode step for texts in slots: store keys and values, and read one token per text.
+"""Run one decode step for texts in slots: store keys and values, and read the next tokens.
 
 `SlotStep` runs any model that can be packed, through transformers' own modules.
 `practicum.backends.local.native.NativeStep` runs some models as one compiled program.
@@ -11,12 +11,12 @@ from itertools import chain
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum.backends.local.attention import LayerStates, attend
 from practicum.backends.local.cached_texts import CachedTexts
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import LanguageModel, record_layers
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.backends.local.text_states import StateRecorder
 from practicum.types import Sample
@@ -32,7 +32,8 @@ class DecodeJob:
 
     At most `rows` texts decode at a time, each with at most `longest` tokens. With `kept`, a prompt
     that starts with a kept text is only read from its end on, and texts that end are kept.
-    `recorder` keeps the states of full texts for later passes.
+    `recorder` keeps the states of full texts for later passes. `layers` are the numbers of layers
+    after which a drafter reads the states, and up to `tokens_per_read` tokens are read at a time.
     """
 
     language_model: LanguageModel
@@ -43,11 +44,14 @@ class DecodeJob:
     longest: int
     kept: CachedTexts | None = None
     recorder: StateRecorder | None = None
+    layers: tuple[int, ...] = ()
+    tokens_per_read: int = 1
 
     @property
-    def lower_layers(self) -> int:
-        """The number of layers after which the recorder keeps the states, or 0."""
-        return 0 if self.recorder is None else self.recorder.recording.lower_layers
+    def captured(self) -> tuple[int, ...]:
+        """The numbers of layers after which states are captured."""
+        count = 0 if self.recorder is None else self.recorder.recording.lower_layers
+        return self.layers or ((count,) if count else ())
 
     @property
     def device(self) -> torch.device:
@@ -61,14 +65,39 @@ class DecodeJob:
             yield self.language_model
 
 
-class StepProgram(Protocol):
-    """The keys and values of texts in slots, and the step that reads one token of each text.
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """How N tokens follow each of B texts: one after another, or as a tree, parents first.
 
-    Row r of a step is the text in slot r, and the rows have no gaps. `lower` are the newest step's
-    states after the job's `lower_layers`, None if that is 0.
+    `lengths` are the lengths of the texts. A token's position is `depths` after the end of its
+    text. It attends to the text and to the tokens that it `sees`: itself and those above it.
     """
 
-    lower: Float[Tensor, "B D"] | None
+    lengths: Sequence[int]
+    depths: Int[Tensor, " N"]
+    sees: Bool[Tensor, "B N N"]
+
+    @classmethod
+    def single(cls, lengths: Sequence[int]) -> "TokenTree":
+        """Return the tree of one token per text."""
+        zero = torch.zeros(1, dtype=torch.long)
+        return cls(lengths, zero, torch.ones(len(lengths), 1, 1, dtype=torch.bool))
+
+    def list_branches(self) -> Int[Tensor, "B N K"]:
+        """Return the numbers of the tokens that each token sees, in order, then a filler."""
+        count = len(self.depths)
+        numbers = torch.where(self.sees, torch.arange(count), count).sort(dim=-1).values
+        return numbers[..., : int(self.depths.max()) + 1].contiguous()
+
+
+class StepProgram(Protocol):
+    """The keys and values of texts in slots, and the step that reads the next tokens of each text.
+
+    Row r of a step is the text in slot r, and the rows have no gaps. `lower` are the newest step's
+    states after the job's `captured` layers next to each other, None without such layers.
+    """
+
+    lower: Float[Tensor, "B N F"] | None
 
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
@@ -84,11 +113,12 @@ class StepProgram(Protocol):
         """Return a copy of the keys and values of a text of `length` tokens, by layer."""
         ...
 
-    def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row; return the hidden states that predict the next tokens.
+    def move_places(self, slot: int, length: int, nodes: Sequence[int]) -> None:
+        """Put the keys and values of the tokens `nodes` of a tree next to a text of `length`."""
+        ...
 
-        `lengths` are the rows' lengths before that.
-        """
+    def read(self, tokens: Int[Tensor, "B N"], tree: TokenTree) -> Float[Tensor, "B N D"]:
+        """Read some tokens after each text; return the hidden states that predict the next ones."""
         ...
 
     def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
@@ -108,15 +138,15 @@ def copy_heads(stores: Sequence[Float[Tensor, "R G M d"]], slot: int, length: in
 
 @dataclass(frozen=True, slots=True)
 class _DecodeStep:
-    """The layout of one decode step: each row's slot, next position and visible keys.
+    """The layout of one decode step: each row's slots, the new tokens' places and visible keys.
 
-    `reach` is the number of leading positions that any row sees; `mask` hides the rest of each row.
+    `reach` is the number of leading places that any token sees; `mask` hides the rest of them.
     """
 
-    slots: Int[Tensor, " B"]
-    positions: Int[Tensor, " B"]
+    slots: Int[Tensor, "B 1"]
+    places: Int[Tensor, "B N"]
     reach: int
-    mask: Float[Tensor, "B 1 1 M"] | None
+    mask: Float[Tensor, "B 1 N M"] | None
 
 
 class SlotStep:
@@ -126,9 +156,8 @@ class SlotStep:
     """
 
     def __init__(self, job: DecodeJob) -> None:
-        assert not job.lower_layers, "only the compiled step keeps states between layers"
         self._job = job
-        self.lower: Float[Tensor, "B D"] | None = None
+        self.lower: Float[Tensor, "B N F"] | None = None
         # Keys and values by layer: [R, G, M, d] and [R, G, M, e].
         self._stores: dict[int, list[Tensor]] = {}
         self._step: _DecodeStep | None = None
@@ -156,17 +185,28 @@ class SlotStep:
         """Return a copy of a text's keys and values by layer."""
         return {layer: copy_heads(stores, slot, length) for layer, stores in self._stores.items()}
 
-    def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row; return the hidden states that predict the next tokens."""
-        positions = torch.tensor(lengths, device=self._job.device)
+    def move_places(self, slot: int, length: int, nodes: Sequence[int]) -> None:
+        """Put the keys and values of some tokens next to a text."""
+        for stored in chain.from_iterable(self._stores.values()):
+            stored[slot, :, length : length + len(nodes)] = stored[
+                slot, :, [length + node for node in nodes]
+            ]
+
+    def read(self, tokens: Int[Tensor, "B N"], tree: TokenTree) -> Float[Tensor, "B N D"]:
+        """Read some tokens after each text; return the hidden states that predict the next ones."""
+        device, (batch, count) = self._job.device, tokens.shape
+        lengths = torch.tensor(tree.lengths, device=device)[:, None]
         self._step = _DecodeStep(
-            slots=torch.arange(len(lengths), device=self._job.device),
-            positions=positions,
-            reach=max(lengths) + 1,
-            mask=self._build_mask(positions, lengths),
+            slots=torch.arange(batch, device=device)[:, None],
+            places=lengths + torch.arange(count, device=device),
+            reach=max(tree.lengths) + count,
+            mask=self._build_mask(lengths, tree),
         )
-        with self._job.weights() as model:
-            return model.forward_packed(tokens, positions, self)
+        positions = (lengths + tree.depths.to(device)).flatten()
+        with self._job.weights() as model, record_layers(model, self._job.captured) as states:
+            hidden = model.forward_packed(tokens.flatten(), positions, self)
+        self.lower = torch.cat(states, dim=-1).view(batch, count, -1) if states else None
+        return hidden.view(batch, count, -1)
 
     def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
         """Return the logits of the next tokens, computed with the prepacked head."""
@@ -175,33 +215,40 @@ class SlotStep:
     def attend(
         self,
         layer: int,
-        queries: Float[Tensor, "B H d"],
-        keys: Float[Tensor, "B G d"],
-        values: Float[Tensor, "B G e"],
+        queries: Float[Tensor, "T H d"],
+        keys: Float[Tensor, "T G d"],
+        values: Float[Tensor, "T G e"],
         scale: float | None,
         dropout: float,
-    ) -> Float[Tensor, "B H e"]:
-        """Store each row's new key and value, and attend over the row's own text."""
-        assert self._step is not None, "rows attend while they advance"
+    ) -> Float[Tensor, "T H e"]:
+        """Store the new keys and values of each row, and attend over the row's own text."""
+        assert self._step is not None, "rows attend while they are read"
         step = self._step
         stored_keys, stored_values = self._stores[layer]
-        stored_keys[step.slots, :, step.positions] = keys
-        stored_values[step.slots, :, step.positions] = values
+        stored_keys[step.slots, :, step.places] = keys.unflatten(0, step.places.shape)
+        stored_values[step.slots, :, step.places] = values.unflatten(0, step.places.shape)
         # The query heads of one group share a key, so pass them as several queries of one head: the
         # attention kernel then reads every key once.
-        grouped = queries.unflatten(1, (keys.shape[1], -1))
-        visible = slice(0, len(step.slots)), slice(None), slice(0, step.reach)
-        output = attend(grouped, stored_keys[visible], stored_values[visible], step.mask, scale)
-        return output.flatten(1, 2)
+        (batch, count), groups = step.places.shape, keys.shape[1]
+        repeats, mask = queries.shape[1] // groups, step.mask
+        grouped = queries.view(batch, count, groups, repeats, -1).transpose(1, 2).flatten(2, 3)
+        if mask is not None and count > 1:
+            mask = mask.repeat_interleave(repeats, dim=2)
+        visible = slice(0, batch), slice(None), slice(0, step.reach)
+        output = attend(grouped, stored_keys[visible], stored_values[visible], mask, scale)
+        return output.unflatten(2, (count, repeats)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def _build_mask(
-        self, positions: Int[Tensor, " B"], lengths: Sequence[int]
-    ) -> Float[Tensor, "B 1 1 M"] | None:
-        """Return the mask of positions after each row's end; None if all rows are equally long."""
-        if len(set(lengths)) == 1:
+        self, lengths: Int[Tensor, "B 1"], tree: TokenTree
+    ) -> Float[Tensor, "B 1 N M"] | None:
+        """Return the mask of places that a token does not see; None if it hides nothing."""
+        count = len(tree.depths)
+        if count == 1 and len(set(tree.lengths)) == 1:
             return None
-        places = torch.arange(max(lengths) + 1, device=positions.device)
-        after_end = places[None] > positions[:, None]
+        places = torch.arange(max(tree.lengths) + count, device=lengths.device)
+        hidden = (places >= lengths)[:, None].repeat(1, count, 1)
+        for row, length in enumerate(tree.lengths):
+            hidden[row, :, length : length + count] = ~tree.sees[row].to(hidden.device)
         dtype = next(iter(self._stores.values()))[0].dtype
-        mask = torch.zeros(after_end.shape, device=positions.device, dtype=dtype)
-        return mask.masked_fill_(after_end, -torch.inf)[:, None, None]
+        mask = torch.zeros(hidden.shape, device=lengths.device, dtype=dtype)
+        return mask.masked_fill_(hidden, -torch.inf)[:, None]

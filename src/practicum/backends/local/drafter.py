@@ -239,7 +239,7 @@ class DrafterTrainer(LocalTrainer):
         texts = [(*rollout.prompt_tokens, *rollout.tokens.tolist()) for rollout in rollouts]
         model = self.language_model
         ids, mask = pad_sequences(texts, side="right", device=model.device)
-        with torch.no_grad(), record_layers(model.model, self.drafter.layers) as layers:
+        with torch.no_grad(), record_layers(model, self.drafter.layers) as layers:
             last = model.body(ids, mask)
             features = torch.cat(layers, dim=-1).float()
         # Places in the padded rows: a token at p is predicted at depth k by the row p - 2 - k.

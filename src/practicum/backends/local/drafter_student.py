@@ -16,10 +16,11 @@ from practicum.ports.drafters import ROOM, DraftModel, DraftVocabulary, choose_l
 def open_drafter(loaded: LoadedModel, config: DrafterConfig, context: BackendContext) -> DraftModel:
     """Make or read the drafter of a target. Raises ModelError or RecipeError if they do not fit."""
     model = loaded.language_model
-    if model.window is not None or model.is_recurrent or model.row_limit is not None:
+    limits = model.window is not None or model.is_recurrent or model.row_limit is not None
+    if limits or not model.max_packed_tokens:
         raise ModelError(
             f"{loaded.source}: a drafter's target must keep all tokens of a text, and this one has "
-            "sliding windows or recurrent states; use a target with full attention"
+            "sliding windows, recurrent states or unusual attention; use a target with full attention"
         )
     module = find_module(config.type)
     if config.start is not None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import Cache
+from torch.nn.utils.rnn import pad_sequence
 
+from practicum.backends.local.decode_batch import open_draft_batch
 from practicum.backends.local.drawing import (
     draw_exponentials,
     open_random_stream,
@@ -21,9 +22,9 @@ from practicum.backends.local.drawing import (
     sample_by_exponential_race,
     sample_tokens,
 )
-from practicum.backends.local.language_model import LanguageModel, record_layers
-from practicum.backends.local.packing import pad_sequences
-from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.prepared import PrepackedMaps
+from practicum.backends.local.sampler import LocalSampler, compact_rows
 from practicum.core import abandon
 from practicum.core.randomness import seed_of
 from practicum.functional.chunked import chunks
@@ -45,7 +46,6 @@ class DraftingSampler(LocalSampler):
     @torch.no_grad()
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion per request, in order, each with its rounds."""
-        self.language_model.model.eval()
         samples: list[Sample] = []
         for part in chunks(len(requests), self.batch_size):
             samples += _DraftLoop(self, requests[part], params).run()
@@ -111,7 +111,8 @@ class _DraftLoop:
         self.sampler, self.params = sampler, params
         self.model: LanguageModel = sampler.language_model
         self.drafter, self.config = sampler.drafter, sampler.config
-        self.head = self.model.head()
+        self.maps = PrepackedMaps(self.drafter, self.drafter.head, params.max_new_tokens)
+        self.library = sampler.open_library()
         self.is_shared = self.config.verify == "shared"
         self.check = stop_check(params, self.model.tokenizer)
         vocabulary = self.model.vocab_size
@@ -125,12 +126,15 @@ class _DraftLoop:
             for number, request in enumerate(requests)
         ]
         self.finished: dict[int, _Text] = {}
-        self.cache: Cache | None = None
-        device = self.model.device
-        self.valid = torch.zeros(len(requests), 0, dtype=torch.bool, device=device)
-        """True where the target's cache holds a token of the text."""
+        self.batch = open_draft_batch(
+            self.model,
+            [request.prompt_tokens for request in requests],
+            params.max_new_tokens,
+            self.drafter.layers,
+            self.config.depth * self.config.width,
+        )
         self.memory: KeysAndValues | None = None
-        self.remembered = self.valid
+        self.remembered = torch.zeros(len(requests), 0, dtype=torch.bool, device=self.model.device)
         """True where the drafter's memory holds a row of the text."""
 
     def run(self) -> list[Sample]:
@@ -140,7 +144,8 @@ class _DraftLoop:
             rows, features = self._read_prompts()
             while self.texts:
                 abandon.check()
-                drafts = self._draft(rows, features)
+                with self.maps.use():
+                    drafts = self._draft(rows, features)
                 rows, features = self._verify(drafts)
         else:
             self.finished = {text.number: text for text in self.texts}
@@ -150,64 +155,33 @@ class _DraftLoop:
 
     def _read_prompts(self) -> tuple[Bool[Tensor, "b L"], Float[Tensor, "b L F"]]:
         """Read all prompts and sample the first tokens; return the prompts' rows."""
-        prompts = [text.prompt for text in self.texts]
-        device = self.model.device
-        ids, mask = pad_sequences(prompts, side="right", device=device)
-        lengths = mask.sum(dim=1)
-        self.model.check_length(int(lengths.max()) + self.params.max_new_tokens)
-        places = torch.arange(ids.shape[1], device=device)
-        causal = torch.ones(len(places), len(places), dtype=torch.bool, device=device).tril()
-        hidden, features = self._read(ids, places.expand_as(ids), mask[:, None] & causal, mask)
-        last = hidden[torch.arange(len(ids), device=device), lengths - 1]
-        results = self._sample(self.head.logits(last), range(len(ids)))
+        self.batch.admit(len(self.texts))
+        features = pad_sequence([rows.float() for rows in self.batch.features], batch_first=True)
+        lengths = torch.tensor([[len(text.prompt)] for text in self.texts], device=features.device)
+        rows = torch.arange(features.shape[1], device=features.device) < lengths
+        results = self._sample(self.batch.logits(), range(len(self.texts)))
         for text, token, sampling, policy in zip(self.texts, *results, strict=True):
             self._append(text, int(token), float(sampling), float(policy))
-        return self._drop_finished(mask, features)
-
-    def _read(
-        self,
-        ids: Int[Tensor, "B L"],
-        places: Int[Tensor, "B L"],
-        sees: Bool[Tensor, "B L L"],
-        valid: Bool[Tensor, "B L"],
-    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L F"]]:
-        """Append tokens to the target's cache; return its last states and the layers' states.
-
-        `sees` tells which of the new tokens each of them attends to.
-        """
-        sees = torch.cat([self.valid[:, None].expand(-1, ids.shape[1], -1), sees], dim=-1)
-        dtype = torch.bfloat16 if self.model.autocast else self.model.model.dtype
-        scores = torch.zeros(sees.shape, dtype=dtype, device=ids.device)
-        scores = scores.masked_fill(~sees, torch.finfo(dtype).min)[:, None]
-        places = places.clamp(max=self.model.context_length - 1)
-        with record_layers(self.model.model, self.drafter.layers) as layers:
-            hidden, self.cache = self.model.extend_body(self.cache, ids, scores, places)
-        self.valid = torch.cat([self.valid, valid], dim=1)
-        return hidden, torch.cat(layers, dim=-1).float()
+        return self._drop_finished(rows, features)
 
     def _verify(self, drafts: _Drafts) -> tuple[Bool[Tensor, "b L"], Float[Tensor, "b L F"]]:
         """Let the target read the drafts; append what it accepts, and return the new rows."""
-        device, texts = self.model.device, list(self.texts)
-        last = torch.tensor([[text.tokens[-1]] for text in texts], device=device)
-        starts = torch.tensor(
-            [[len(text.prompt) + len(text.tokens) - 1] for text in texts], device=device
-        )
-        depths = torch.cat([torch.zeros(1, dtype=torch.long), drafts.depths + 1]).to(device)
-        ids, sees = torch.cat([last, drafts.tokens], dim=1), drafts.find_ancestors()
-        hidden, features = self._read(ids, starts + depths, sees, torch.ones_like(ids).bool())
-        logits = self.head.logits(hidden)
+        device = drafts.tokens.device
+        last = torch.tensor([[text.tokens[-1]] for text in self.texts], device=device)
+        depths = torch.cat([torch.zeros(1, dtype=torch.long), drafts.depths + 1])
+        ids = torch.cat([last, drafts.tokens], dim=1)
+        logits, features = self.batch.read_tree(ids, depths, drafts.find_ancestors())
         walk = self._walk_samples if self.is_shared else self._walk_residual
         paths = walk(drafts, logits)
-        keeps = torch.zeros_like(ids, dtype=torch.bool)
-        for row, path in enumerate(paths):
-            keeps[row, path] = True
-        self.valid[:, -ids.shape[1] :] = keeps
+        for row, (tokens, path) in enumerate(zip(ids.tolist(), paths, strict=True)):
+            self.batch.append_path(row, tokens, path)
         # The rows of the accepted tokens, to the left.
         width = max(map(len, paths))
         order = torch.tensor([path + [0] * (width - len(path)) for path in paths], device=device)
         rows = torch.arange(width, device=device) < torch.tensor(
             [[len(path)] for path in paths], device=device
         )
+        features = features.float()
         features = features.gather(1, order[..., None].expand(-1, -1, features.shape[-1]))
         return self._drop_finished(rows, features)
 
@@ -320,7 +294,7 @@ class _DraftLoop:
         path: list[KeysAndValues] = []
         levels, parents, logprobs = list[Tensor](), list[Tensor](), list[Tensor]()
         for depth in range(self.config.depth):
-            full = self._spread(drafter.head.logprobs(drafter.finish(state)))
+            full = self._spread(self.maps.head.logprobs(drafter.finish(state)))
             if width == 1:
                 token, distribution = self._sample_draft(full[:, 0], depth)
                 tokens, above = token[:, None], torch.zeros_like(token)[:, None]
@@ -387,7 +361,7 @@ class _DraftLoop:
         vocabulary = self.model.vocab_size
         noise = [self.texts[row].read_noise(0, vocabulary) for row in rows]
         tokens, sampling, policy = sample_tokens(
-            logits, self.params, torch.stack(noise).to(logits.device)
+            logits, self.params, torch.stack(noise).to(logits.device), self.library
         )
         return tokens.tolist(), sampling.tolist(), policy.tolist()
 
@@ -408,11 +382,11 @@ class _DraftLoop:
         self.finished |= {text.number: text for text in self.texts if self._has_ended(text)}
         if len(going) == len(self.texts):
             return rows, features
-        self.texts = [self.texts[row] for row in going]
-        index = torch.tensor(going, dtype=torch.long, device=rows.device)
-        if self.cache is not None and going:
-            self.cache.batch_select_indices(index)
-        self.valid, self.remembered = self.valid[index], self.remembered[index]
+        keep = compact_rows(going)
+        self.batch.keep_rows(keep)
+        self.texts = [self.texts[row] for row in keep]
+        index = torch.tensor(keep, dtype=torch.long, device=rows.device)
+        self.remembered = self.remembered[index]
         if self.memory is not None:
             self.memory = self.memory[0][index], self.memory[1][index]
         return rows[index], features[index]

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -148,28 +147,23 @@ class LanguageModel:
         self,
         cache: Cache | None,
         input_ids: Int[Tensor, "B L"],
-        attention_mask: Bool[Tensor, "B M"] | Float[Tensor, "B 1 L M"],
-        positions: Int[Tensor, "B L"] | None = None,
+        attention_mask: Bool[Tensor, "B M"],
     ) -> tuple[Float[Tensor, "B L D"], Cache]:
         """Continue cached texts; return the new tokens' last hidden states and the longer cache.
 
-        `attention_mask` also covers the cached tokens (M = cached + L). With `positions`, it has
-        one row per new token and is added to the scores, so new tokens can form a tree. Without a
-        cache the model creates a suitable one. Raises ModelError if the model does not use a
-        transformers cache.
+        `attention_mask` also covers the cached tokens (M = cached + L). Without a cache the model
+        creates a suitable one. Raises ModelError if the model does not use a transformers cache.
         """
         body, length = find_body(self.model), input_ids.shape[1]
         parameters = inspect.signature(body.forward).parameters
         name = next((name for name in CACHE_NAMES if name in parameters), None)
         # A pure state-space model has no attention, so only the new tokens need a mask.
         mask = attention_mask if self.attends else attention_mask[:, -length:]
-        if positions is None:
-            positions, mask = _count_positions(attention_mask)[:, -length:], mask.long()
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             output = body(
                 input_ids=input_ids,
-                attention_mask=mask,
-                position_ids=positions,
+                attention_mask=mask.long(),
+                position_ids=_count_positions(attention_mask)[:, -length:],
                 use_cache=True,
                 **({name: cache} if name else {}),
             )
@@ -256,16 +250,16 @@ class LanguageModel:
 
 
 @contextlib.contextmanager
-def record_layers(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+def record_layers(model: LanguageModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
     """Collect the states after each of these numbers of layers, pass by pass, within the block."""
     states: list[Tensor] = []
 
-    def keep(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        states.append(args[0] if args else named["hidden_states"])
+    def keep(_module: torch.nn.Module, _inputs: object, output: Tensor | tuple[Tensor]) -> None:
+        states.append(output if isinstance(output, Tensor) else output[0])
 
-    modules = find_layers(model)
-    assert modules is not None, "the drafter's layers were compared with the target's"
-    hooks = [modules[layer].register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+    modules = find_layers(model.model)
+    assert not layers or modules is not None, "the layers were chosen among the model's"
+    hooks = [(modules or ())[layer - 1].register_forward_hook(keep) for layer in layers]
     try:
         yield states
     finally:

@@ -14,8 +14,8 @@ from torch import Tensor
 from practicum.backends.local.cached_texts import Continuation, ContinuedBatch
 from practicum.backends.local.decode_step import DecodeJob, LayerStates, PromptTokens
 from practicum.backends.local.device_limits import find_limits
+from practicum.backends.local.language_model import record_layers
 from practicum.backends.local.packing import PackedBatch
-from practicum.backends.local.text_states import capture_layer
 from practicum.costs.segments import count_fitting_texts
 from practicum.types import ScoreRequest
 
@@ -25,13 +25,13 @@ class PrefilledPrompt:
     """The KV cache and last hidden state of a prompt, stored until its last completion starts.
 
     `kv_by_layer` covers all prompts of one prefill; `indices` select this prompt's tokens. `lower`
-    are its states after the job's `lower_layers`, None if that is 0.
+    are its states after the job's `captured` layers, None without such layers.
     """
 
     kv_by_layer: Mapping[int, LayerStates]
     indices: Int[Tensor, " L"]
     last_hidden: Float[Tensor, " D"]
-    lower: Float[Tensor, "L D"] | None = None
+    lower: Float[Tensor, "L F"] | None = None
 
 
 class PromptQueue:
@@ -83,12 +83,9 @@ class PromptQueue:
         requests = requests[: count_fitting_texts(requests, 0, most_tokens, sys.maxsize)]
         batch = PackedBatch(requests, self._job.device, keep_kv=True)
         assert batch.kv_by_layer is not None
-        with (
-            self._job.weights() as model,
-            capture_layer(model, self._job.lower_layers) as captured,
-        ):
+        with self._job.weights() as model, record_layers(model, self._job.captured) as states:
             hidden = batch.compute_hidden_states(model)
-        lower = captured[0] if captured else None
+        lower = torch.cat(states, dim=-1)[0] if states else None
         for request, indices, last in zip(requests, batch.locate_tokens(), hidden, strict=True):
             self.prefilled[request.prompt_tokens] = PrefilledPrompt(
                 batch.kv_by_layer, indices, last, None if lower is None else lower[indices]

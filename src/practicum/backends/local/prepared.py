@@ -38,24 +38,23 @@ ROW_STEP = 64
 """Larger numbers of rows are padded to a multiple of this number."""
 
 
-class PrepackedModel:
-    """A copy of a model's current linear maps in oneDNN's layout; empty if that is not faster."""
+class PrepackedMaps:
+    """A copy of some modules' current linear maps in oneDNN's layout; empty if that is not faster."""
 
     @torch.no_grad()
-    def __init__(self, language_model: LanguageModel, steps: int) -> None:
+    def __init__(self, body: torch.nn.Module, head: Head, steps: int) -> None:
         # Decoding multiplies a few rows at a time and is limited by reading the weights; at eight
         # rows oneDNN reads its own layout about three times faster (`python -m benchmarks sizes`).
         # Reordering costs as much as about ten products, so it needs enough tokens to pay off. The
         # copies carry no gradient and expire with the next optimizer step: they serve sampling and,
         # for the head, the closed-form loss.
-        body = find_body(language_model.model)
-        head = language_model.head().detached()
-        should_prepack = (
-            steps >= MIN_DECODE_STEPS and not language_model.autocast and _can_prepack(head.weight)
-        )
+        head = head.detached()
+        should_prepack = steps >= MIN_DECODE_STEPS and _can_prepack(head.weight)
         maps = list_linear_maps(body) if should_prepack else ()
         self._forwards: dict[torch.nn.Module, Callable[[Tensor], Tensor]] = {
-            layer: _Product(_convert_layout(weight), bias) for layer, weight, bias in maps
+            layer: _Product(_convert_layout(weight), bias)
+            for layer, weight, bias in maps
+            if weight.data_ptr() != head.weight.data_ptr()
         }
         self._forwards.update(_find_norms(body) if should_prepack else ())
         self.head = prepack_head(head) if should_prepack else head
@@ -63,6 +62,14 @@ class PrepackedModel:
     def use(self) -> AbstractContextManager[None]:
         """Compute with the prepacked maps within the block; training is not possible in it."""
         return patch_forwards(self._forwards)
+
+
+class PrepackedModel(PrepackedMaps):
+    """A copy of a language model's maps and head."""
+
+    def __init__(self, language_model: LanguageModel, steps: int) -> None:
+        body, head = find_body(language_model.model), language_model.head()
+        super().__init__(body, head, 0 if language_model.autocast else steps)
 
 
 class LayoutStore:

@@ -130,13 +130,13 @@ class LocalSampler(SamplingClient):
             [open_request_stream(request, model.vocab_size) for request in requests],
             params,
             check,
-            library=self._open_library(),
+            library=self.open_library(),
             read_states=None
             if recorder is None
             else lambda text, tokens: recorder.take(text, (*prompts[text], *tokens)),
         )
 
-    def _open_library(self) -> NativeLibrary | None:
+    def open_library(self) -> NativeLibrary | None:
         """Return the compiled program that draws tokens, if this model decodes with it."""
         return load_library() if self.language_model.decoding is Decoding.NATIVE else None
 
@@ -170,7 +170,7 @@ class LocalSampler(SamplingClient):
             [open_random_stream(request.seed) for request in requests],
             params,
             stop_check(params, self.language_model.tokenizer),
-            library=self._open_library(),
+            library=self.open_library(),
             partner=_Partner(
                 teacher.open_decode_batch(teacher_prompts, rows, length),
                 [open_random_stream(request.teacher_seed) for request in requests],
@@ -313,7 +313,7 @@ class _DecodeLoop:
         while active:
             abandon.check()
             next_tokens = self._draw(active)
-            keep = _compact_rows(self._find_unfinished(active))
+            keep = compact_rows(self._find_unfinished(active))
             for batch in self.batches:
                 batch.advance(next_tokens, keep)
             self.finished += len(active) - len(keep)
@@ -399,7 +399,7 @@ class _DecodeLoop:
         )
 
 
-def _compact_rows(rows: Sequence[int]) -> list[int]:
+def compact_rows(rows: Sequence[int]) -> list[int]:
     """Return the surviving rows without gaps; the last rows move into the gaps.
 
     No other row moves: moving copies a row's KV cache.

@@ -5,8 +5,8 @@ their tokens are known. A student that trains only its last layers learns from a
 in the same step, and the layers below have not changed since then.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,23 +130,6 @@ def count_frozen_layers(language_model: LanguageModel) -> int:
     learns = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
     # Above the layers there are only the last norm and the head.
     return learns.index(True) if True in learns else len(learns)
-
-
-@contextmanager
-def capture_layer(language_model: LanguageModel, count: int) -> Iterator[list[Tensor]]:
-    """Collect the states after `count` layers from each pass in the block; 0 collects none."""
-    captured: list[Tensor] = []
-    layers = find_layers(language_model.model)
-    if not count or layers is None:
-        yield captured
-        return
-    hook = layers[count - 1].register_forward_hook(
-        lambda _module, _inputs, output: captured.append(output[0])
-    )
-    try:
-        yield captured
-    finally:
-        hook.remove()
 
 
 def find_hidden(language_model: LanguageModel, text: ScoreRequest) -> Float[Tensor, "T D"] | None:

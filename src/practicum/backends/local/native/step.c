@@ -1,4 +1,4 @@
-/* One token of every row through the layers of a Llama-like model, without an operation a layer to dispatch.
+/* Some tokens of every text through the layers of a Llama-like model, without an operation a layer to dispatch.
 
    Compiled at first use with -DLANES=16 (AVX-512) or -DLANES=8 (AVX2); see library.py. All numbers
    are float32. A row's sums are added in an order that does not depend on the other rows or on the
@@ -21,7 +21,8 @@ typedef struct {
 } layer;
 
 typedef struct {
-    long layers, width, heads, groups, head_width, inner, slots, longest, lower_layers;
+    long layers, width, heads, groups, head_width, inner, slots, longest, captures;
+    const int64_t *captured; /* [captures]: the numbers of layers after which states are kept */
     const layer *layer;
     const float *embedding, *final_norm, *cosines, *sines;
     float *keys, *values; /* [layers][slots][groups][longest][head_width] */
@@ -127,39 +128,55 @@ static void gate(float *gates, const float *ups, long count) {
 
 typedef struct {
     const model *m;
-    long rows;
-    const int64_t *tokens, *positions;
+    long rows, branch;
+    const int64_t *tokens, *slots, *lengths, *depths;
+    const int64_t *branches; /* [rows][branch]: places after the text, the row's own at its depth */
     float *hidden, *lower, *states, *projected, *mixed, *normed, *scores;
 } step;
 
+/* Where the first place of a row's slot is in the keys and values of a layer. */
+static long find_slot(const step *j, long index, long row, long group) {
+    const model *m = j->m;
+    return ((index * m->slots + j->slots[row]) * m->groups + group) * m->longest * m->head_width;
+}
+
+static void remember(const step *j, long index, long row, long group) {
+    const model *m = j->m;
+    long d = m->head_width, depth = j->depths[row], position = j->lengths[row] + depth;
+    const layer *l = &m->layer[index];
+    float *key = j->projected + (row * (m->heads + 2 * m->groups) + m->heads + group) * d;
+    long place = find_slot(j, index, row, group) + (j->lengths[row] + j->branches[row * j->branch + depth]) * d;
+    if (l->key_norm) normalize(key, key, l->key_norm, d, m->epsilon);
+    rotate(key, m->cosines + position * (d / 2), m->sines + position * (d / 2), d / 2);
+    memcpy(m->keys + place, key, d * sizeof(float));
+    memcpy(m->values + place, key + m->groups * d, d * sizeof(float));
+}
+
 static void attend(const step *j, long index, long row, long group, float *scores) {
     const model *m = j->m;
-    long d = m->head_width, repeats = m->heads / m->groups, position = j->positions[row];
-    long qkv = (m->heads + 2 * m->groups) * d;
+    long d = m->head_width, repeats = m->heads / m->groups;
+    long length = j->lengths[row], position = length + j->depths[row];
     const layer *l = &m->layer[index];
-    float *projected = j->projected + row * qkv;
-    float *key = projected + (m->heads + group) * d, *value = key + m->groups * d;
+    float *projected = j->projected + row * (m->heads + 2 * m->groups) * d;
     const float *cosines = m->cosines + position * (d / 2), *sines = m->sines + position * (d / 2);
-    long place = ((index * m->slots + row) * m->groups + group) * m->longest * d;
-    float *keys = m->keys + place, *values = m->values + place;
-    if (l->key_norm) normalize(key, key, l->key_norm, d, m->epsilon);
-    rotate(key, cosines, sines, d / 2);
-    memcpy(keys + position * d, key, d * sizeof(float));
-    memcpy(values + position * d, value, d * sizeof(float));
+    const float *keys = m->keys + find_slot(j, index, row, group), *values = m->values + find_slot(j, index, row, group);
+    const int64_t *branch = j->branches + row * j->branch;
     for (long head = group * repeats; head < (group + 1) * repeats; head++) {
         float *query = projected + head * d, *out = j->mixed + (row * m->heads + head) * d;
         if (l->query_norm) normalize(query, query, l->query_norm, d, m->epsilon);
         rotate(query, cosines, sines, d / 2);
         float highest = -INFINITY, total = 0.0f;
         for (long at = 0; at <= position; at++) {
-            scores[at] = dot(query, keys + at * d, d) * m->scale;
+            long place = at < length ? at : length + branch[at - length];
+            scores[at] = dot(query, keys + place * d, d) * m->scale;
             highest = scores[at] > highest ? scores[at] : highest;
         }
         exponentiate_all(scores, scores, position + 1, highest, 1.0f);
         memset(out, 0, d * sizeof(float));
         for (long at = 0; at <= position; at++) {
+            long place = at < length ? at : length + branch[at - length];
             total += scores[at];
-            add_scaled(out, values + at * d, scores[at], d);
+            add_scaled(out, values + place * d, scores[at], d);
         }
         for (long i = 0; i < d; i++) out[i] /= total;
     }
@@ -186,6 +203,9 @@ static void read_tokens(team *t, void *argument, long thread) {
         multiply(normed, rows, width, l->qkv, qkv, width, j->projected, qkv, 0, l->qkv_bias, from, to);
         meet(t);
         share(rows * m->groups, t, thread, &from, &to);
+        for (long pair = from; pair < to; pair++) remember(j, index, pair / m->groups, pair % m->groups);
+        /* Rows of one text read each other's keys. */
+        if (j->branch > 1) meet(t);
         for (long pair = from; pair < to; pair++) attend(j, index, pair / m->groups, pair % m->groups, scores);
         meet(t);
         share(width_panels, t, thread, &from, &to);
@@ -209,8 +229,11 @@ static void read_tokens(team *t, void *argument, long thread) {
         meet(t);
         /* No thread changes the states before the next layer's second meeting. */
         share(rows, t, thread, &from, &to);
-        if (j->lower && index + 1 == m->lower_layers)
-            memcpy(j->lower + from * width, j->states + from * width, (to - from) * width * sizeof(float));
+        for (long k = 0; k < m->captures; k++) {
+            if (m->captured[k] != index + 1) continue;
+            for (long row = from; row < to; row++)
+                memcpy(j->lower + (row * m->captures + k) * width, j->states + row * width, width * sizeof(float));
+        }
     }
     share(rows, t, thread, &from, &to);
     for (long row = from; row < to; row++)
@@ -227,11 +250,13 @@ long measure_room(const model *m, long rows, long threads) {
     return rows * (m->width * (1 + threads) + widest(m) + m->heads * m->head_width) + threads * m->longest;
 }
 
-/* Read one token a row at its position; `hidden` [rows][width] predicts the next ones. Unless it is null,
-   `lower` [rows][width] are the states after `lower_layers` layers. */
-void advance(const model *m, long rows, const int64_t *tokens, const int64_t *positions, float *hidden,
+/* Read one token a row, `depths` places after a text of `lengths` tokens; `hidden` [rows][width] predicts the
+   next ones. A row attends to the text, to the rows of its branch before it, and to itself. `lower`
+   [rows][captures][width] are the states after the captured layers. */
+void advance(const model *m, long rows, long branch, const int64_t *tokens, const int64_t *slots,
+             const int64_t *lengths, const int64_t *depths, const int64_t *branches, float *hidden,
              float *lower, float *room, long threads) {
-    step j = {.m = m, .rows = rows, .tokens = tokens, .positions = positions, .hidden = hidden, .lower = lower};
+    step j = {m, rows, branch, tokens, slots, lengths, depths, branches, hidden, lower};
     j.states = room;
     j.projected = j.states + rows * m->width;
     j.mixed = j.projected + rows * widest(m);

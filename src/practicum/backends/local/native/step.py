@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.backends.local.decode_step import DecodeJob, LayerStates, copy_heads
+from practicum.backends.local.decode_step import DecodeJob, LayerStates, TokenTree, copy_heads
 from practicum.backends.local.llama_weights import LlamaWeights, compute_rotations
 from practicum.backends.local.native.library import NativeLibrary
 from practicum.backends.local.native.packed_copies import PackJob, pack_weights
@@ -37,7 +37,8 @@ class _ModelStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_long) for name in ("layers", "width", "heads", "groups", "head_width")),
-        *((name, ctypes.c_long) for name in ("inner", "slots", "longest", "lower_layers")),
+        *((name, ctypes.c_long) for name in ("inner", "slots", "longest", "captures")),
+        ("captured", ctypes.c_void_p),
         ("layer", ctypes.POINTER(_LayerStruct)),
         *((name, ctypes.c_void_p) for name in ("embedding", "final_norm", "cosines", "sines")),
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
@@ -53,8 +54,8 @@ class NativeStep:
 
     @torch.no_grad()
     def __init__(self, job: DecodeJob, library: NativeLibrary, weights: LlamaWeights) -> None:
-        self.lower: Float[Tensor, "B D"] | None = None
-        self._has_lower = job.lower_layers > 0
+        self.lower: Float[Tensor, "B N F"] | None = None
+        self._captured = torch.tensor(job.captured, dtype=torch.long)
         self._library = library
         self._width = weights.embedding.shape[1]
         head = job.language_model.head()
@@ -87,7 +88,8 @@ class NativeStep:
             weights.inner,
             job.rows,
             job.longest,
-            job.lower_layers,
+            len(job.captured),
+            _find_address(self._captured),
             table,
             *map(_find_address, (weights.embedding, weights.final_norm, cosines, sines)),
             *map(_find_address, (self._keys, self._values)),
@@ -95,7 +97,8 @@ class NativeStep:
             weights.head_width**-0.5,
         )
         self._threads = torch.get_num_threads()
-        room = library.call("measure_room", self._model, job.rows, threads=self._threads)
+        rows = job.rows * job.tokens_per_read
+        room = library.call("measure_room", self._model, rows, threads=self._threads)
         self._room = torch.empty(room)
         self._packed_head = packed_head["weight"]
 
@@ -119,14 +122,27 @@ class NativeStep:
             for layer, stores in enumerate(zip(self._keys, self._values, strict=True))
         }
 
-    def advance(self, tokens: Int[Tensor, " B"], lengths: Sequence[int]) -> Float[Tensor, "B D"]:
-        """Append one token to each row; return the hidden states that predict the next tokens."""
-        tokens, positions = tokens.contiguous(), torch.tensor(lengths)
-        hidden = torch.empty(len(lengths), self._width)
-        self.lower = torch.empty_like(hidden) if self._has_lower else None
-        states = hidden, self.lower, self._room
+    def move_places(self, slot: int, length: int, nodes: Sequence[int]) -> None:
+        """Put the tokens at these places after the text next to each other."""
+        for store in (self._keys, self._values):
+            places = store[:, slot, :, length:]
+            places[:, :, : len(nodes)] = places[:, :, list(nodes)]
+
+    def read(self, tokens: Int[Tensor, "B N"], tree: TokenTree) -> Float[Tensor, "B N D"]:
+        """Read some tokens after each text; return the hidden states that predict the next ones."""
+        batch, count = tokens.shape
+        hidden = torch.empty(batch, count, self._width)
+        captures = len(self._captured)
+        lower = torch.empty(batch, count, captures * self._width) if captures else None
+        self.lower = lower
+        slots = torch.arange(batch).repeat_interleave(count)
+        lengths = torch.tensor(tree.lengths).repeat_interleave(count)
+        branches = tree.list_branches()
         self._library.call(
-            "advance", self._model, len(lengths), tokens, positions, *states, threads=self._threads
+            "advance",
+            *(self._model, batch * count, branches.shape[-1], tokens.contiguous(), slots, lengths),
+            *(tree.depths.repeat(batch), branches, hidden, lower, self._room),
+            threads=self._threads,
         )
         return hidden
 
