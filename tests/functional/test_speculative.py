@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from practicum.functional import tvd
-from practicum.functional.speculative import acceptance, expected_acceptance, residual, verify
+from practicum.functional.speculative import (
+    acceptance,
+    count_rejected,
+    expected_acceptance,
+    residual,
+    verify,
+)
 
 VOCABULARY = 3
 
@@ -61,6 +67,25 @@ def test_the_share_that_is_kept_is_one_less_the_total_variation(draft, target):
     assert kept.allclose(expected_acceptance(draft, target), rtol=0, atol=1e-12)
     assert kept.allclose(1.0 - tvd(draft, target), rtol=0, atol=1e-12)
     assert kept.allclose(torch.minimum(draft.exp(), target.exp()).sum(dim=-1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize(("draft", "target"), PAIRS)
+def test_one_of_k_drafts_is_accepted_as_often_as_by_enumeration(draft, target, k):
+    """Every outcome of k drafts, each by its probability; the share of the random numbers with fewer than k rejected ones."""
+    chances = acceptance(draft, target).tolist()
+    for place, probabilities in enumerate(draft.exp().tolist()):
+        share = sum(
+            math.prod(probabilities[v] for v in outcome)
+            * (1 - math.prod(1 - chances[place][v] for v in outcome))
+            for outcome in itertools.product(range(len(probabilities)), repeat=k)
+        )
+        if k == 1:
+            assert share == pytest.approx(float(torch.minimum(draft, target)[place].exp().sum()))
+        edges = torch.tensor([share - 1e-9, share + 1e-9], dtype=torch.float64)
+        uniforms = edges[(edges >= 0) & (edges < 1)]
+        counts = count_rejected(draft[[place]], target[[place]], uniforms)
+        assert (counts < k).equal(uniforms < share)
 
 
 def test_a_drafter_that_is_the_target_is_never_rejected():

@@ -33,6 +33,7 @@ def statistics(seed=0, length=12, boolean=True, **fields):
             "rows": torch.arange(length) // 4,
             "sampled_rank": (20 * positive()).long(),
             "greedy_rank": (20 * positive()).long(),
+            "drafted_rank": (20 * positive()).long(),
             "special": positive() > 1.0,
             "turns": torch.arange(length) % 4 // 2,
             "loss_mask": mask if boolean else mask.float(),
@@ -66,6 +67,7 @@ CALLS = [
     ),
     ("entropy_top", {"fraction": 0.2, "model": "teacher"}),
     ("accepted", {"k": 5, "of": "greedy", "rejected": 0.3}),
+    ("accepted", {"k": 5, "of": "drafted", "rejected": 0.3}),
     *(("threshold", {**F.WEIGHTS["threshold"].defaults, "statistic": of}) for of in MEASURES),
 ]
 CALL = pytest.mark.parametrize(("name", "parameters"), CALLS, ids=str)

@@ -21,6 +21,7 @@ MORE = [
     {"divergence": "tvd"},
     {"divergence": "jsd_normalized(0.2)", "weights": "accepted(3)"},
     {"divergence": "forward_kl", "weights": "accepted(2, of=greedy, rejected=0.3)"},
+    {"divergence": "forward_kl", "weights": "accepted(2, of=drafted, rejected=0.3)"},
     {"signal": "sampled", "reward": "add_advantage(0.5)"},
     {"against": "reference"},
     {"signal": "entropy", "coefficient": -0.7},

@@ -253,10 +253,33 @@ def test_drawn_tokens_give_the_whole_gradient_in_expectation(k, divergence):
     close(total, gradient({"divergence": divergence}, one))
 
 
-def test_drawn_tokens_are_each_rollouts_own_and_change_with_the_seed():
-    batch, objective = random_batch(), Objective.model_validate({"signal": "mc(4)"})
+@pytest.mark.parametrize("k", [1, 3])
+def test_spec_k_has_the_weight_of_the_chance_that_one_of_k_drafts_is_accepted(k):
+    """2510.24021: V is 1 if the teacher accepts one of k drafts of the student with min(1, p / q), else beta."""
+    one = random_batch(rows=[("a", 1.0, 1)])
+    chance = 1 - (1 - float(torch.minimum(one.S[0], one.T[0]).exp().sum())) ** k
+    choice = {"divergence": "forward_kl", "weights": f"accepted({k}, of=drafted, rejected=0.1)"}
+    accepts, rejects = (
+        gradient(choice, one, draws=torch.full((1, 1), uniform, dtype=torch.float64))
+        for uniform in (chance - 1e-6, chance + 1e-6)
+    )
+    plain = gradient({"divergence": "forward_kl"}, one)
+    close(accepts, plain)
+    close(rejects, 0.1 * plain)
+
+
+@pytest.mark.parametrize(
+    ("choice", "columns"),
+    [
+        ({"signal": "mc(4)"}, 4),
+        ({"weights": "accepted(3, of=drafted)"}, 1),
+        ({"losses": [{"signal": "mc(4)"}, {"weights": "accepted(3, of=drafted)"}]}, 5),
+    ],
+)
+def test_drawn_tokens_are_each_rollouts_own_and_change_with_the_seed(choice, columns):
+    batch, objective = random_batch(), Objective.model_validate(choice)
     first, again, other = (batch.tokens(objective, seed).draws for seed in (0, 0, 1))
-    assert first.shape == (len(batch.ids), 4)
+    assert first.shape == (len(batch.ids), columns)
     assert torch.equal(first, again)
     assert not (first == other).any()
     backwards = replace(batch, answers=batch.answers[::-1]).tokens(objective, 0).draws

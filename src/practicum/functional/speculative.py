@@ -40,6 +40,20 @@ def expected_acceptance(
     return 1.0 - tvd(draft, target)
 
 
+def count_rejected(
+    draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"], uniforms: Float[Tensor, "*s"]
+) -> Int[Tensor, "*s"]:
+    """Return how many of the draft model's independent samples the target rejects before it accepts
+    one.
+
+    Each sample is rejected with probability TVD(q, p), so the count has a geometric distribution.
+    `uniforms` are from [0, 1): one number draws all samples of a state, and their acceptance.
+    """
+    # The count is finite also where the models have no token in common.
+    rejection = tvd(draft, target).double().clamp(0.0, 1.0 - torch.finfo(torch.float64).eps)
+    return (torch.log1p(-uniforms.double()) / rejection.log()).long()
+
+
 def verify(
     draft: Float[Tensor, "G V"],
     target: Float[Tensor, "G1 V"],

@@ -18,7 +18,9 @@ class TokenStatistics:
 
     `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
     is true for supervised tokens. `sampled_rank` is the number of tokens that the teacher finds
-    more likely than this token, and `greedy_rank` than the student's most likely token. `special`
+    more likely than this token, and `greedy_rank` than the student's most likely token.
+    `drafted_rank` is the number of the student's drafts that the teacher rejects before it accepts
+    one, see `practicum.functional.speculative`. `special`
     is true for tokens outside the text, such as the stop token. `turns` numbers the turns of a
     conversation from 0.
     """
@@ -33,11 +35,12 @@ class TokenStatistics:
     rows: Int[Tensor, " T"] | None = None
     sampled_rank: Int[Tensor, " T"] | None = None
     greedy_rank: Int[Tensor, " T"] | None = None
+    drafted_rank: Int[Tensor, " T"] | None = None
     special: Bool[Tensor, " T"] | None = None
     turns: Int[Tensor, " T"] | None = None
 
 
-RANK_STATISTICS = frozenset({"sampled_rank", "greedy_rank"})
+RANK_STATISTICS = frozenset({"sampled_rank", "greedy_rank", "drafted_rank"})
 """The statistics that need the teacher's whole vocabulary."""
 
 TEACHER_STATISTICS = RANK_STATISTICS | {"teacher_entropy", "teacher_logprobs", "divergence"}
@@ -223,7 +226,7 @@ def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 
 @WEIGHTS.enter(
-    "tokens in the teacher's top k",
+    "tokens that the teacher accepts, by its top k or by k drafts",
     "2510.24021",
     ("{of}_rank",),
     pointwise=True,
@@ -234,11 +237,14 @@ def accepted(
 ) -> Float[Tensor, " T"]:
     """Return 1 where the teacher's top k have the sampled token (or with `of=greedy` the student's
     most likely one), and `rejected` elsewhere (SelecTKD, arXiv 2510.24021).
+
+    With `of=drafted` it is 1 where the teacher accepts one of k independent drafts of the student,
+    each with probability min(T / S, 1): Spec-k.
     """
     if k < 1:
         raise ValueError(f"accepted: k must be at least 1, got {k}")
-    if of not in ("sampled", "greedy"):
-        raise ValueError(f"accepted: of must be sampled or greedy, got {of!r}")
+    if of not in ("sampled", "greedy", "drafted"):
+        raise ValueError(f"accepted: of must be sampled, greedy or drafted, got {of!r}")
     if rejected < 0:
         raise ValueError(f"accepted: rejected must not be negative, got {rejected}")
     accepts = _statistic("accepted", statistics, f"{of}_rank") < k

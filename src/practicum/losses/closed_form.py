@@ -293,7 +293,7 @@ class Fused:
                 student_entropy=student_entropy,
                 teacher_entropy=teacher_entropy,
                 reverse_kl=reverse_kl,
-                **side.rank(student, pair and pair.teacher, tokens),
+                **side.rank(student, pair and pair.teacher, self._batch),
                 teacher_logits=logits,
                 teacher_values=state_values,
             )

@@ -150,6 +150,7 @@ def _collect_statistics(values: TermValues, batch: TokenBatch) -> TokenStatistic
         rows=batch.rows,
         sampled_rank=values.sampled_rank,
         greedy_rank=values.greedy_rank,
+        drafted_rank=values.drafted_rank,
         special=batch.special,
         turns=batch.turn_numbers,
     )

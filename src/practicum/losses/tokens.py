@@ -132,6 +132,7 @@ class TermValues(TokenColumns):
     reverse_kl: Float[Tensor, " T"] | None
     sampled_rank: Int[Tensor, " T"] | None = None
     greedy_rank: Int[Tensor, " T"] | None = None
+    drafted_rank: Int[Tensor, " T"] | None = None
     teacher_logits: Float[Tensor, " T"] | None = None
     teacher_values: Float[Tensor, " T"] | None = None
 
@@ -151,7 +152,9 @@ def build_token_batch(
     masks = [rollout.loss_mask for rollout in rollouts]
     lengths = [int(mask.sum()) for mask in masks]
     counts = torch.tensor(lengths, dtype=torch.long)
+    # Signals read the first random numbers, and weights by drafts the last one.
     num_draws = max(term.signal.drawn for term in objective.losses)
+    num_draws += any("drafted_rank" in term.weighs_by for term in objective.losses)
     coefficients = torch.tensor(_compute_coefficients(datums, lengths, objective))
 
     def pack(tensors: Iterable[Tensor]) -> Tensor:

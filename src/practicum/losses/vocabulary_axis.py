@@ -18,6 +18,7 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.errors import TeacherError
 from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.speculative import count_rejected
 from practicum.functional.support import floor_buckets
 from practicum.functional.weights import RANK_STATISTICS
 from practicum.losses.support import share_pair, share_support
@@ -78,7 +79,7 @@ def compute_values(
             student_entropy=student_entropy,
             teacher_entropy=None if full is None else F.entropy(full),
             reverse_kl=reverse_kl,
-            **side.rank(models.student, full, batch.tokens),
+            **side.rank(models.student, full, batch),
             teacher_logits=logits,
             teacher_values=state_values,
         )
@@ -183,15 +184,16 @@ class LogitSide:
         return -logprobs if self.is_label else logprobs
 
     @torch.no_grad()
-    def rank(self, student: Tensor, teacher: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
-        """Return the ranks that the weights need, by name: how many tokens the teacher finds more
-        likely than the sampled one, or than the student's most likely one.
-        """
+    def rank(self, student: Tensor, teacher: Tensor | None, batch: TokenBatch) -> dict[str, Tensor]:
+        """Return the ranks that the weights need, by name; see `TokenStatistics`."""
         ranks: dict[str, Tensor] = {}
         if teacher is None:
             return ranks
         for name in self.ranks:
-            proposed = tokens if name == "sampled_rank" else student.argmax(dim=-1)
+            if name == "drafted_rank":
+                ranks[name] = count_rejected(student, teacher, batch.draws[:, -1])
+                continue
+            proposed = batch.tokens if name == "sampled_rank" else student.argmax(dim=-1)
             ranks[name] = (teacher > F.gather_logprobs(teacher, proposed)[:, None]).sum(dim=-1)
         return ranks
 

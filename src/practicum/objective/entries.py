@@ -157,6 +157,7 @@ def _try_weight(entry: Weight, arguments: Arguments) -> None:
         rows=ones.long() - 1,
         sampled_rank=ones.long(),
         greedy_rank=ones.long(),
+        drafted_rank=ones.long(),
         special=ones.bool(),
         turns=ones.long() - 1,
     )

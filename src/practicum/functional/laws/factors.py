@@ -39,6 +39,7 @@ def random_statistics(seed: int, length: int, **fields: Tensor | None) -> TokenS
         "rows": torch.arange(length) // 4,
         "sampled_rank": (20 * draw().detach()).long(),
         "greedy_rank": (20 * draw().detach()).long(),
+        "drafted_rank": (20 * draw().detach()).long(),
         "special": draw().detach() > 0.9,
     }
     return TokenStatistics(**{**statistics, **fields})  # type: ignore[arg-type]
