@@ -1,11 +1,14 @@
 """The losses of models that learn from themselves in a richer context, as their papers write them; T is that model."""
 
+from collections.abc import Callable
 from statistics import mean, stdev
 
 import torch
 from torch import Tensor
 
 from .case import Case, Sequence, Token, kl, sg
+
+Divergence = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 
 def ratio(token: Token) -> Tensor:
@@ -80,17 +83,28 @@ def sdft(case: Case) -> Tensor:
     return case.sequence_mean(lambda token: kl(token.S, token.T))
 
 
+def sdpo_term(token: Token, k: int, divergence: Divergence) -> Tensor:
+    """Return a divergence of the student's top k and a bucket for the rest, times min(S / S_old, 2)."""
+    ids = top_tokens(token.S, k)
+    student, teacher = ([logprobs[id].exp() for id in ids] for logprobs in (token.S, token.T))
+    if len(ids) < len(token.S):
+        student, teacher = ([*chosen, 1 - sum(chosen)] for chosen in (student, teacher))
+    return sg(ratio(token).clamp(max=2)) * divergence(student, teacher)
+
+
 def sdpo(case: Case) -> Tensor:
-    """2601.20802 as released: JSD of the student's top 100 and a bucket for the rest, times min(S / S_old, 2)."""
+    """2601.20802 as released: JSD of the student's top 100 and a bucket."""
+    return case.token_mean(lambda token: sdpo_term(token, 100, half_jsd))
 
-    def loss(token: Token) -> Tensor:
-        ids = top_tokens(token.S, 100)
-        student, teacher = ([logprobs[id].exp() for id in ids] for logprobs in (token.S, token.T))
-        if len(ids) < len(token.S):
-            student, teacher = ([*chosen, 1 - sum(chosen)] for chosen in (student, teacher))
-        return sg(ratio(token).clamp(max=2)) * half_jsd(student, teacher)
 
-    return case.token_mean(loss)
+def tisd(case: Case) -> Tensor:
+    """2609.30878 as released: reverse KL of the student's top 20 and a bucket, at every token of the changed answers."""
+
+    def reverse(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
+        parts = [s * torch.log(s / t) for s, t in zip(student, teacher, strict=True)]
+        return sum(parts, torch.zeros(()))
+
+    return case.token_mean(lambda token: sdpo_term(token, 20, reverse))
 
 
 def sd_zero(case: Case) -> Tensor:
