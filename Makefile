@@ -87,8 +87,8 @@ pictures: $(VENV)/.ready-dev $(VENV)/.ready-demo
 
 # vLLM pins what it needs, so it has an environment of its own. Its torchvision and torchaudio are built for a torch with
 # CUDA, cannot be imported beside one without, and nothing here needs them.
-peers: $(VENV)-vllm/.ready $(VENV)-verifiers/.ready $(VENV)-openenv/.ready
-	@for peer in vllm verifiers openenv; do \
+peers: $(VENV)-vllm/.ready $(VENV)-verifiers/.ready $(VENV)-openenv/.ready $(VENV)-speculators/.ready
+	@for peer in vllm verifiers openenv speculators; do \
 	PRACTICUM_RECORD=results/peers HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=src \
 	$(VENV)-$$peer/bin/python -m pytest -p no:cacheprovider -W ignore -m "not gpu" tests/peers/test_$$peer.py || exit 1; done
 
@@ -103,10 +103,13 @@ $(VENV)-vllm/.ready: pyproject.toml
 # verifiers and openenv want different versions of one package, so each peer has an environment of its own.
 $(VENV)-verifiers/.ready: PEER := "verifiers>=0.4,<0.5" uv
 $(VENV)-openenv/.ready: PEER := "openenv>=0.10,<0.11"
-$(VENV)-verifiers/.ready $(VENV)-openenv/.ready: pyproject.toml
+# What the classes of speculators import, without the libraries for images and sound that it also asks for.
+$(VENV)-speculators/.ready: PEER := --no-deps speculators==0.9.0 hs-connectors==0.9.0
+$(VENV)-speculators/.ready: MORE := loguru openai datasets
+$(VENV)-verifiers/.ready $(VENV)-openenv/.ready $(VENV)-speculators/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet "$(TORCH)" $(PEER)
-	@$(@D)/bin/python -m pip install --quiet -e ".[openenv]" pytest hypothesis beartype
+	@$(@D)/bin/python -m pip install --quiet -e ".[openenv]" pytest hypothesis beartype $(MORE)
 	@touch $@
 
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
