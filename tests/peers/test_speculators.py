@@ -1,5 +1,5 @@
-"""The real Speculators: its class loads an exported drafter and computes the same logits at all depths. `make peers` runs
-this file in an environment that has speculators.
+"""The real Speculators: its class loads an exported drafter and computes the same logits at all depths, and its reader
+takes stored states. `make peers` runs this file in an environment that has speculators.
 """
 
 import warnings
@@ -14,6 +14,7 @@ import torch
 from methods.eagle3.small import VOCABULARY, make_drafter, make_target
 
 from practicum.backends.local.drafter import unroll
+from practicum.backends.local.target_states import TargetStates
 from practicum.methods.eagle3 import eagle3
 
 speculators: Any = pytest.importorskip(
@@ -67,3 +68,16 @@ def test_its_class_computes_the_logits_of_an_exported_drafter(
         torch.testing.assert_close(answer[:, :known], ours, rtol=1e-4, atol=1e-4)
         errors.append(float((answer[:, :known] - ours).abs().max()))
     RESULTS[f"{architecture}, {vocabulary} of {VOCABULARY} tokens"] = {"largest error": max(errors)}
+
+
+def test_its_reader_takes_stored_states(tmp_path: Path) -> None:
+    from hs_connectors.transfer import FileTransfer
+    from speculators.data_generation.offline import check_hidden_states
+
+    text = [5, 9, 3, 7]
+    states = TargetStates(make_target(), (1, 2, 4), tmp_path).read(text)
+    (file,) = tmp_path.iterdir()
+    file.rename(tmp_path / "hs_0.safetensors")
+    tensors = FileTransfer(tmp_path).get_cached(0)
+    assert tensors is not None and tensors["hidden_states"].equal(states)
+    check_hidden_states(tensors, text)

@@ -186,6 +186,11 @@ class DrafterConfig(FrozenConfig):
     start: str | None = Field(
         default=None, description="folder of an exported drafter to begin with; none: a new one"
     )
+    cache: str | None = Field(
+        default=None,
+        description="folder of the target's states of whole texts, in the layout of vLLM's "
+        "connector; it is read, and what it lacks is added; none: they are computed for each update",
+    )
 
     @model_validator(mode="after")
     def _check_width(self) -> Self:

@@ -115,6 +115,21 @@ def test_the_end_of_a_run_is_about_the_drafts(models: Path, tmp_path: Path) -> N
     assert "<td>draft acceptance</td>" in render_run_card("toy", "runs/toy", summary)
 
 
+def test_states_on_disk_change_no_byte_of_a_run(
+    models: Path, run_folder: Path, tmp_path: Path
+) -> None:
+    source = {"type": "cache", "path": str(run_folder / "rollouts.jsonl")}
+    replayed = {**DRAFTER, "rollout": {**DRAFTER["rollout"], "source": source}}
+    cached = {**replayed, "student": change(cache=str(tmp_path / "states"))["student"]}
+    whole = toy_run(models, tmp_path / "whole", replayed).folder
+    for name in ("writes", "reads"):
+        assert_same_run(whole, toy_run(models, tmp_path / name, cached).folder)
+    texts = len((run_folder / "rollouts.jsonl").read_text().splitlines())
+    assert 0 < len(list((tmp_path / "states").iterdir())) <= texts
+    with pytest.raises(ModelError, match="is not about this target after layers"):
+        toy_run(models, tmp_path / "other", {**cached, "student.model": {**MODEL, "seed": 2}})
+
+
 NAMES = {
     "fc.weight": (32, 96),
     "norm.weight": (32,),

@@ -9,18 +9,21 @@ import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.local.drafting import DraftingSampler
-from practicum.backends.local.language_model import LanguageModel, record_layers
+from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import pad_sequences
 from practicum.backends.local.ranks import OneRank
 from practicum.backends.local.residency import clone_to
+from practicum.backends.local.target_states import DraftTeacher, TargetStates
 from practicum.backends.local.trainer import LocalTrainer, UpdateView
 from practicum.costs import GraphPlan
 from practicum.errors import CheckpointError, ModelError
@@ -31,6 +34,7 @@ from practicum.losses.passes import Part, Pass
 from practicum.losses.token_axis import compute_all_coefficients
 from practicum.models.config import DrafterConfig
 from practicum.objective import Full, Objective
+from practicum.ports import WeightUpdateRule
 from practicum.ports.drafters import DraftModel, KeysAndValues, embed
 from practicum.rollouts.drafts import is_replay, read_depths
 from practicum.types import Rollout, TeacherSignal
@@ -87,6 +91,8 @@ class DrafterTrainer(LocalTrainer):
         super().__init__(language_model, limits, special_ids, ranks=rank, parameters=parameters)
         self.drafter = drafter
         self.config = config
+        folder = None if config.cache is None else Path(config.cache).expanduser()
+        self.states = TargetStates(language_model, drafter.layers, folder)
         self._compared: set[tuple[int, ...]] = set()
 
     def explain_unsupported(self, objective: Objective) -> str | None:
@@ -109,6 +115,12 @@ class DrafterTrainer(LocalTrainer):
     def build_sampling_client(self) -> DraftingSampler:
         """Return a client that writes the target's text with the live drafter."""
         return self._open_drafting(self.language_model, self.drafter)
+
+    def build_self_teacher(self, rule: WeightUpdateRule) -> DraftTeacher:
+        """Return the target, which no rule changes."""
+        sizes = self.limits.sampling_batch, self.limits.chunk_tokens
+        teacher = DraftTeacher(self.language_model, {}, *sizes, rule=rule, states=self.states)
+        return teacher.freeze()
 
     def snapshot(self) -> DraftingSampler:
         """Return the same client with a copy of the drafter."""
@@ -213,21 +225,24 @@ class DrafterTrainer(LocalTrainer):
         model.
         """
         states, head = signal.states, signal.head
-        if states is None or head is None or signal.outside is not None:
+        shape = None if states is None or signal.outside is not None else states.shape
+        if states is None or head is None or shape != hidden.shape:
             raise ModelError(
                 "teacher: it gives no hidden states of the drafter's target; set teacher: {type: "
                 "self, weights: frozen}"
             )
-        target = head.logprobs(states).to(hidden.device)
+        # The loss reads the same states, however the teacher computed its own.
+        target = head.logprobs(hidden.to(states.device)).to(hidden.device)
         if head.key not in self._compared:
-            expected = self.language_model.head().logprobs(hidden)
-            limit = MAX_DIFFERENCE[self.language_model.is_exact]
-            is_same = expected.shape == target.shape
-            if not is_same or (expected.exp() - target.exp()).abs().max() > limit:
-                raise ModelError(
-                    "teacher: its distributions are not those of the drafter's target, so the "
-                    "drafts would be rejected; set teacher: {type: self, weights: frozen}"
-                )
+            model = self.language_model
+            limit, expected = MAX_DIFFERENCE[model.is_exact], model.head().logprobs(hidden).exp()
+            for logprobs in (target, model.head().logprobs(states.to(hidden))):
+                is_same = logprobs.shape == expected.shape
+                if not is_same or (logprobs.exp() - expected).abs().max() > limit:
+                    raise ModelError(
+                        "teacher: its distributions are not those of the drafter's target, so the "
+                        "drafts would be rejected; set teacher: {type: self, weights: frozen}"
+                    )
             self._compared.add(head.key)
         ids = self.drafter.vocabulary.ids.to(target.device)
         table = torch.log_softmax(target[:, ids], dim=-1)
@@ -238,14 +253,14 @@ class DrafterTrainer(LocalTrainer):
         """Return the states of all depths for the supervised tokens, rollout by rollout."""
         texts = [(*rollout.prompt_tokens, *rollout.tokens.tolist()) for rollout in rollouts]
         model = self.language_model
-        ids, mask = pad_sequences(texts, side="right", device=model.device)
-        with torch.no_grad(), record_layers(model, self.drafter.layers) as layers:
-            last = model.body(ids, mask)
-            features = torch.cat(layers, dim=-1).float()
+        ids, _ = pad_sequences(texts, side="right", device=model.device)
+        streams = [self.states.read(text) for text in texts]
+        features = pad_sequence([states[:, :-1].flatten(1).float() for states in streams], True)
         # Places in the padded rows: a token at p is predicted at depth k by the row p - 2 - k.
         firsts = [len(rollout.prompt_tokens) for rollout in rollouts]
         pairs = list(zip(firsts, rollouts, strict=True))
-        spots = torch.cat([first + row.loss_mask.nonzero()[:, 0] for first, row in pairs])
+        places = [first + row.loss_mask.nonzero()[:, 0] for first, row in pairs]
+        spots = torch.cat(places)
         rows = torch.cat(
             [torch.full((int(row.loss_mask.sum()),), n) for n, (_, row) in enumerate(pairs)]
         )
@@ -269,7 +284,8 @@ class DrafterTrainer(LocalTrainer):
             hidden.append(self.drafter.finish(states[rows, sources.clamp(min=0)]))
             learns.append(has_state.to(model.device))
         gradients = [torch.zeros_like(states) for states in hidden]
-        return _Unrolled(hidden, learns, gradients, last[rows, spots - 1])
+        last = [states[place - 1] for states, place in zip(streams, places, strict=True)]
+        return _Unrolled(hidden, learns, gradients, self.states.finish(torch.cat(last)))
 
 
 def unroll(

@@ -51,7 +51,7 @@ def load_ending(config: ModelConfig) -> LocalEnding:
     model.requires_grad_(False)
     model.tie_weights()
     files.check_rows(model)
-    norm = _find_norm(model, files.source)
+    norm = find_norm(model, files.source)
     names = _name_weights(model)
     for module in filter(None, (norm, model.get_output_embeddings())):
         for key, weight in list(module.named_parameters(recurse=False)):
@@ -66,7 +66,7 @@ def load_ending(config: ModelConfig) -> LocalEnding:
     return LocalEnding(norm, head, described.get_text_config().hidden_size, files.source)
 
 
-def _find_norm(model: PreTrainedModel, source: str) -> torch.nn.Module | None:
+def find_norm(model: PreTrainedModel, source: str) -> torch.nn.Module | None:
     """Return the norm after the last layer, or None for a body without a last norm."""
     children = [child for _, child in find_body(model).named_children()]
     # A norm is a direct child of the body that has one or two vectors and contains no layer.
@@ -80,7 +80,7 @@ def _find_norm(model: PreTrainedModel, source: str) -> torch.nn.Module | None:
     if len(norms) > 1:
         raise ModelError(
             f"{source}: {type(model).__name__} has {len(norms)} norms outside its layers, and "
-            "it is unknown which is the last; leave teacher.states out"
+            "it is unknown which is the last; use another model"
         )
     return norms[0] if norms else None
 
