@@ -67,7 +67,7 @@ class DecodeJob:
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """How N tokens follow each of B texts: one after another, or as a tree, parents first.
+    """N tokens that follow each of B texts: one after another, or as a tree, parents first.
 
     `lengths` are the lengths of the texts. A token's position is `depths` after the end of its
     text. It attends to the text and to the tokens that it `sees`: itself and those above it.
