@@ -56,7 +56,7 @@ class DraftingSampler(LocalSampler):
 class _Text:
     """A completion in progress.
 
-    `noise` are the random numbers of each of its places, drawn when a place is first sampled.
+    `noise` are the random numbers of its next places, drawn when a place is first sampled.
     """
 
     number: int
@@ -72,9 +72,9 @@ class _Text:
 
     def read_noise(self, ahead: int, vocabulary: int) -> Float[Tensor, " N"]:
         """Return the random numbers of the place `ahead` of the next one."""
-        while len(self.noise) <= len(self.tokens) + ahead:
+        while len(self.noise) <= ahead:
             self.noise.append(draw_exponentials([self.stream], vocabulary)[0])
-        return self.noise[len(self.tokens) + ahead]
+        return self.noise[ahead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +367,7 @@ class _DraftLoop:
 
     def _append(self, text: _Text, token: int, sampling: float, policy: float) -> None:
         text.tokens.append(token)
+        del text.noise[:1]
         text.sampling.append(sampling)
         text.policy.append(policy)
         text.stopped = self.check([text.tokens])[0]
