@@ -37,7 +37,7 @@ Place = tuple[str, int, str]
 
 
 BUDGET = {
-    "lines": 102_000,
+    "lines": 102_600,
     "lines of the core": 92_600,
     "statements of the core": 45_400,
     "protocols and abstract classes": 30,

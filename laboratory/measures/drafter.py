@@ -8,16 +8,11 @@ own completions. The readings of a run:
   examined.
 - `tokens_per_call`: tokens generated per call of the teacher, at most `gamma + 1`.
 - `expected_acceptance`: mean of 1 - TVD over the tokens of the teacher's own completions.
-
-With `seconds: true` also the readings of `measure_seconds`, which differ from one measurement to the next.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Literal
 
 import torch
@@ -45,35 +40,29 @@ from practicum.runs.assembly import RunComponents
 from practicum.training.evaluation import EvaluationSettings
 from practicum.types import FrozenConfig, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
-TIMED_TEXTS = 32
-"""The number of texts that `measure_seconds` decodes, at most."""
-
 
 class Config(FrozenConfig):
-    """The number of tokens drafted per call of the teacher, and whether to measure seconds."""
+    """The number of tokens drafted per call of the teacher."""
 
     type: Literal["drafter"] = "drafter"
     gamma: int = Field(default=4, ge=1)
-    seconds: bool = False
 
 
 def measure(config: Config, job: ReproductionJob) -> Results:
     """Run all arms and draft with their students; the sweep can aim at the readings."""
-    return measure_with(
-        lambda folder: measure_drafting(folder, config.gamma, seconds=config.seconds), job
-    )
+    return measure_with(lambda folder: measure_drafting(folder, config.gamma), job)
 
 
-def measure_drafting(folder: Path, gamma: int, *, seconds: bool = False) -> dict[str, float]:
+def measure_drafting(folder: Path, gamma: int) -> dict[str, float]:
     """Return the readings of a finished run on its held-out prompts; they are measured once."""
-    path = folder / f"drafter-{gamma}{'-seconds' if seconds else ''}.json"
+    path = folder / f"drafter-{gamma}.json"
     if not path.is_file():
-        write_json(path, _measure_drafting(folder, gamma, seconds))
+        write_json(path, _measure_drafting(folder, gamma))
     return read_json(path)
 
 
 @torch.no_grad()
-def _measure_drafting(folder: Path, gamma: int, seconds: bool) -> dict[str, float]:
+def _measure_drafting(folder: Path, gamma: int) -> dict[str, float]:
     built = restore_components(*open_run(folder))
     if built.evaluation is None or built.parts.task.opens_episodes:
         raise RecipeError(
@@ -84,9 +73,7 @@ def _measure_drafting(folder: Path, gamma: int, seconds: bool) -> dict[str, floa
     target = _get_target(built.parts.teacher, settings)
     texts = _start_texts(built, settings)
     counts = generate_speculatively(drafter, target, texts, settings.sampling, gamma)
-    timed = texts[:TIMED_TEXTS] if seconds else []
     return {
-        **measure_seconds(drafter, target, timed, settings.sampling, gamma),
         "acceptance": counts.accepted / counts.examined,
         "tokens_per_call": counts.generated / counts.calls,
         "expected_acceptance": _compute_expected(built, drafter, settings),
@@ -169,44 +156,6 @@ def generate_speculatively(
             counts.calls += 1
         active = [text for text in active if not _has_ended(text.tokens, params)]
     return counts
-
-
-def measure_seconds(
-    drafter: SamplingClient,
-    target: SamplingClient,
-    texts: Sequence[DraftText],
-    params: SamplingParams,
-    gamma: int,
-) -> dict[str, float]:
-    """Return the seconds of decoding one text at a time, as medians over the texts; empty without texts.
-
-    - `token_seconds`: per token that the target samples alone, with its cache of the text
-    - `draft_seconds`: per call of the drafter for `gamma` tokens
-    - `verify_seconds`: per call of the target for `gamma` drafts and the token after them
-    - `speedup`: seconds per token of the target alone, over those of `generate_speculatively`. It has
-      no cache between its calls, and asks the drafter again for the distributions of its drafts.
-    """
-    readings: dict[str, list[float]] = {}
-    for text in texts:
-        text = replace(text, tokens=[])
-        times = [perf_counter()]
-        (sample,) = target.sample([SampleRequest(text.target_prompt, text.seed)], params)
-        times.append(perf_counter())
-        (draft,) = _sample_drafts(drafter, [text], params, gamma)
-        times.append(perf_counter())
-        (signal,) = target.score([_build_request(text.target_prompt, text, draft)], Full())
-        _read_logprobs(signal, params)
-        times.append(perf_counter())
-        counts = generate_speculatively(drafter, target, [text], params, gamma)
-        times.append(perf_counter())
-        alone, draft_seconds, verify_seconds, together = (b - a for a, b in pairwise(times))
-        token_seconds = alone / len(sample.tokens)
-        readings.setdefault("token_seconds", []).append(token_seconds)
-        readings.setdefault("draft_seconds", []).append(draft_seconds)
-        readings.setdefault("verify_seconds", []).append(verify_seconds)
-        speedup = token_seconds * counts.generated / together
-        readings.setdefault("speedup", []).append(speedup)
-    return {name: median(column) for name, column in readings.items()}
 
 
 def _sample_drafts(
