@@ -5,7 +5,7 @@ A value that a recipe does not set comes from the row of `SETTINGS` that its stu
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,17 @@ def choose_setting(recipe_data: Mapping[str, Any]) -> SettingChoice | None:
     has_adapters = isinstance(student.get("lora"), Mapping)
     on_cpu = _is_on_cpu(student.get("device", "auto"))
     model = student["model"]
+    scratch = next(row for row in SETTINGS if row.parameters is None)
     if isinstance(model, Mapping):
-        scratch = next(row for row in SETTINGS if row.parameters is None)
         return SettingChoice(scratch, has_adapters, on_cpu, "from scratch")
     pretrained = [row for row in SETTINGS if row.parameters is not None]
     parameters, size = _find_size(model, Path(str(recipe_data.get("base_dir", "."))))
-    for row in pretrained:
-        if parameters is not None and row.parameters is not None and parameters <= row.parameters:
-            return SettingChoice(row, has_adapters, on_cpu, size)
-    return SettingChoice(pretrained[-1], has_adapters, on_cpu, size)
+    fitting = (row for row in pretrained if parameters and parameters <= (row.parameters or 0))
+    row = next(fitting, pretrained[-1])
+    if isinstance(student.get("drafter"), Mapping):
+        # A drafter is made from scratch, and its target does not learn.
+        row = replace(row, parameters=None, learning_rate=scratch.learning_rate)
+    return SettingChoice(row, has_adapters, on_cpu, size)
 
 
 def fill_setting(recipe_data: Mapping[str, Any]) -> dict[str, Any]:

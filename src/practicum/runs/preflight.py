@@ -68,7 +68,7 @@ def find_warnings(loaded: Recipe | Pipeline) -> list[str]:
 
 def _yield_warnings(recipe: Recipe) -> Iterator[str]:
     outcomes = {"P19 settings": compare_with_table(recipe)}
-    if not _is_small(recipe):
+    if recipe.student.drafter is None and not _is_small(recipe):
         outcomes["P17 memory"] = judge_memory(recipe)
     for name, outcome in outcomes.items():
         if outcome is not None and outcome.status in ("warn", "fail"):

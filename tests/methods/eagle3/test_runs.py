@@ -15,11 +15,14 @@ from toy import TASK, assert_same_run, curve, forked, said, toy_recipe, toy_run
 from practicum.errors import CapabilityError, CheckpointError, ModelError, RecipeError
 from practicum.methods.eagle3 import eagle3
 from practicum.recipe import parse_recipe, resolve_recipe
+from practicum.recipe.settings import choose_setting
 from practicum.report.cards import render_run_card
 from practicum.runs.console import PlainConsole
 from practicum.runs.evaluating import evaluate
 from practicum.runs.exporting import export_run
 from practicum.runs.opening import open_student
+from practicum.runs.plan import plan
+from practicum.studies.doctor import doctor
 from practicum.training import loop
 
 from .small import make_target
@@ -299,3 +302,18 @@ def test_the_command_line_exports_a_drafter(run_folder: Path, tmp_path: Path) ->
         tmp_path, "export", str(run_folder), str(tmp_path / "out"), "--format", "speculators"
     )
     assert status == 0 and "as its draft model" in text
+
+
+def test_neither_the_doctor_nor_the_plan_judges_a_drafter_as_a_student(models: Path) -> None:
+    recipe = toy_recipe(models, DRAFTER)
+    for examine in (doctor, plan):
+        with pytest.raises(RecipeError, match=r"^student\.drafter: .*; run"):
+            examine(recipe)
+    # The target does not learn, so the rate of a student of its size does not fit.
+    data = {"student": {"model": "smollm2-135m-instruct"}}
+    drafted = {"student": {**data["student"], "drafter": {"type": "eagle3"}}}
+    choices = choose_setting(data), choose_setting(drafted)
+    assert choices[0] is not None and choices[1] is not None
+    assert choices[0].setting.parameters is not None and choices[1].setting.parameters is None
+    assert choices[1].setting.learning_rate == 20 * choices[0].setting.learning_rate
+    assert choices[1].setting.steps == choices[0].setting.steps

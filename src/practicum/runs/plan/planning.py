@@ -11,7 +11,7 @@ from typing import Any
 from practicum.core.notes import hide_notes
 from practicum.core.waits import show_wait
 from practicum.costs import PHASES, summarize_costs
-from practicum.errors import PracticumError
+from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
 from practicum.runs.overrides import apply_overrides
@@ -100,6 +100,11 @@ def plan(
     libraries in bytes (None: this process's). With `for_cluster`, suggest no change for this
     machine, and measure the inputs of `describe_clusters`.
     """
+    if recipe.student.drafter is not None:
+        raise RecipeError(
+            "student.drafter: the cost of drafting and of a drafter's update is not planned; run a "
+            "few steps, with train.steps=3"
+        )
     process = measure_process() if process is None else process
     # The dry run refuses recipes that cannot be planned, so it comes before the calibration steps.
     with show_wait("one step without weights"):

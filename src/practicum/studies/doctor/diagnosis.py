@@ -124,6 +124,11 @@ def doctor(
         )
     with show_progress(progress=progress):
         recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        if recipe.student.drafter is not None:
+            raise RecipeError(
+                "student.drafter: the doctor examines a student's own text, and a drafter's text is "
+                "its target's; run the recipe, and read drafts/tokens_per_call"
+            )
         if out is not None:
             prepare_folder(name_file(Path(out), recipe.name).parent)
         diagnosis = _examine(recipe, prompts, samples)
