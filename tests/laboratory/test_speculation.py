@@ -1,22 +1,22 @@
-"""Drafters of a run in the laboratory: the questions of a draw, and the readings as a chain and as a tree."""
+"""Drafters of a run in the laboratory: the prompts of a draw, and the readings as a chain and as a tree."""
 
 from pathlib import Path
 
-from laboratory.explanations import Config as Explanations
-from laboratory.explanations import build
+from laboratory.functions import Config as Functions
+from laboratory.functions import build
 from laboratory.measures.speculation import Config, measure_drafter
 from practicum.ports import TaskContext
 from practicum.run_dir import read_json
 from practicum.runs import run
 
 
-def test_held_out_questions_are_about_topics_of_their_own() -> None:
-    tasks = [build(Explanations(), TaskContext(seed, Path())) for seed in (0, 1)]
+def test_each_seed_draws_other_prompts_and_keeps_the_held_out_ones_apart() -> None:
+    tasks = [build(Functions(), TaskContext(seed, Path())) for seed in (0, 1)]
     for task in tasks:
         ids = [prompt.id for prompt in (*task.heldout, *task.train)]
-        assert len(ids) == len(set(ids)) == 32 + 250
+        assert len(ids) == len(set(ids)) == 24 + 240
         assert all(prompt.answer is None for prompt in task.heldout)
-    assert tasks[0].heldout == build(Explanations(), TaskContext(0, Path())).heldout
+    assert tasks[0].heldout == build(Functions(), TaskContext(0, Path())).heldout
     assert tasks[0].heldout != tasks[1].heldout
 
 

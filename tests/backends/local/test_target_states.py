@@ -9,6 +9,7 @@ from methods.eagle3.small import make_data, make_drafter, make_target
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from practicum.backends.local import target_states
 from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.local.drafter import DrafterTrainer
 from practicum.backends.local.language_model import Decoding, LanguageModel, find_body
@@ -60,6 +61,16 @@ def test_stored_states_change_no_bit_and_save_all_calls_of_the_target(
     assert calls > fewer > last == 1, "one call compares the folder with the target"
     for name, weight in plain.items():
         assert weight.equal(stored[name]) and weight.equal(again[name]), name
+
+
+def test_states_in_memory_save_calls_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    weights, calls = learn(target, None)
+    monkeypatch.setattr(target_states, "MAX_BYTES", 0)
+    forgetful, more = learn(target, None)
+    assert more > calls
+    for name, weight in weights.items():
+        assert weight.equal(forgetful[name]), name
 
 
 def test_a_file_has_the_layout_of_vllm_and_any_name(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ from practicum.models.files import name_when_complete
 from practicum.objective import Signal
 from practicum.types import ScoreRequest, TeacherSignal, TextStates
 
+MAX_BYTES = 256 * 2**20
+"""The maximum bytes of states that are kept in memory for the next epochs of a step."""
+
 MAX_ERROR = {True: 1e-3, False: 0.05}
 """The largest relative error of stored states, as the mean over tokens, by whether they are exact."""
 
@@ -44,23 +47,36 @@ class TargetStates:
         self._model, self._folder, self._width = model, folder, config.hidden_size
         self._layers = (*layers, config.num_hidden_layers)
         self._norm = find_norm(model.model, model.model.name_or_path or "")
+        self._recent: dict[str, Tensor] = {}
+        self._bytes = 0
 
     def __contains__(self, text: Sequence[int]) -> bool:
         return _name_text(text) in self._files
 
     def read(self, text: Sequence[int]) -> Float[Tensor, "L N D"]:
         """Return the states of each token, from the folder if it has them."""
-        path = self._files.get(_name_text(text))
-        if path is not None:
+        name = _name_text(text)
+        if (path := self._files.get(name)) is not None:
             return self._load(path)[1].to(self._model.device)
+        if (recent := self._recent.get(name)) is not None:
+            return recent
         states = self._compute(text)
-        if self._folder is not None:
-            path = self._folder / f"{_name_text(text)}.safetensors"
+        if self._folder is None:
+            self._keep(name, states)
+        else:
+            path = self._folder / f"{name}.safetensors"
             with name_when_complete(path) as staging:
                 tensors = {"token_ids": torch.tensor(text), "hidden_states": states.cpu()}
                 save_file(tensors, staging)
             self._files[path.stem] = path
         return states
+
+    def _keep(self, name: str, states: Tensor) -> None:
+        """Keep the states of a text in memory, and drop the oldest ones that do not fit."""
+        self._recent[name] = states
+        self._bytes += states.nbytes
+        while self._bytes > MAX_BYTES:
+            self._bytes -= self._recent.pop(next(iter(self._recent))).nbytes
 
     @torch.no_grad()
     def finish(self, states: Float[Tensor, "t N D"]) -> Float[Tensor, "t D"]:
