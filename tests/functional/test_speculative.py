@@ -84,7 +84,8 @@ def test_one_of_k_drafts_is_accepted_as_often_as_by_enumeration(draft, target, k
             assert share == pytest.approx(float(torch.minimum(draft, target)[place].exp().sum()))
         edges = torch.tensor([share - 1e-9, share + 1e-9], dtype=torch.float64)
         uniforms = edges[(edges >= 0) & (edges < 1)]
-        counts = count_rejected(draft[[place]], target[[place]], uniforms)
+        rows = [place] * len(uniforms)
+        counts = count_rejected(draft[rows], target[rows], uniforms)
         assert (counts < k).equal(uniforms < share)
 
 
