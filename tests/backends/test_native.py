@@ -23,7 +23,6 @@ from practicum.backends.local.decode_batch import (
     open_decode_batch,
     open_draft_batch,
 )
-from practicum.backends.local.decode_step import TokenTree
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.llama_weights import find_llama_weights
 from practicum.backends.local.native import NativeStep, library
@@ -177,8 +176,7 @@ def test_a_step_gives_a_row_the_same_bits_in_any_company(compiled):
         program._threads, program._room = threads, torch.empty(1 << 20)
         for store, random in zip((program._keys, program._values), stores, strict=True):
             store[:, : len(rows)] = random[:, rows]
-        tree = TokenTree.single([lengths[row] for row in rows])
-        hidden = program.read(tokens[rows][:, None], tree)[:, 0]
+        hidden = program.read(tokens[rows][:, None], [lengths[row] for row in rows])[:, 0]
         return torch.cat([hidden, program.logits(hidden)], dim=1)
 
     alone = torch.cat([advance([row], 1) for row in range(11)])
@@ -215,7 +213,7 @@ def test_a_tree_gives_each_path_the_bits_of_its_tokens_read_one_by_one(compiled,
 
     for node, path in enumerate(paths):
         batch = open_text()
-        # Threads meet before a token reads the keys of another one.
+        # Threads meet before a token reads the other tokens' keys.
         batch._program._threads, batch._program._room = 1 + node % 3, torch.empty(1 << 20)
         logits, states = batch.read_tree(tokens, depths, sees)
         expected = open_text()

@@ -88,7 +88,7 @@ def test_a_file_has_the_layout_of_vllm_and_any_name(tmp_path: Path) -> None:
         last = find_body(target.model).get_submodule("norm")(states[:, 3])
         torch.testing.assert_close(last, output.hidden_states[-1][0])
         torch.testing.assert_close(TargetStates(target, LAYERS, None).finish(states), last)
-    # Another program's numbers differ by rounding, and these are the ones that count.
+    # Another program's numbers differ by rounding, and the stored numbers count.
     file.rename(tmp_path / "hs_0.safetensors")
     save_file({**tensors, "hidden_states": states * 1.0001}, tmp_path / "hs_0.safetensors")
     assert TargetStates(target, LAYERS, tmp_path).read(TEXT).equal(states * 1.0001)

@@ -126,8 +126,7 @@ class SlotDecodeBatch:
         self._texts: list[list[int]] = []
         self._numbers: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
-        self.features: list[Float[Tensor, "L F"]] = []
-        """The states of each row's prompt after the job's `layers`."""
+        self._features: list[Float[Tensor, "L F"]] = []
 
     @torch.no_grad()
     def admit(self, max_rows: int) -> int:
@@ -142,7 +141,7 @@ class SlotDecodeBatch:
             if recorder is not None:
                 recorder.add_prompt(self._numbers[-1], prefilled.last_hidden, prefilled.lower)
             if self._job.layers and prefilled.lower is not None:
-                self.features.append(prefilled.lower)
+                self._features.append(prefilled.lower)
             self._program.store_prompt(slot, prefilled.kv_by_layer, prefilled.indices)
             states.append(prefilled.last_hidden[None])
             self._texts.append(list(prompt))
@@ -163,14 +162,18 @@ class SlotDecodeBatch:
         if not keep:
             return
         next_tokens = tokens.to(self._job.device)[list(keep)]
-        tree = TokenTree.single(list(map(len, self._texts)))
-        self._hidden = self._program.read(next_tokens[:, None], tree)[:, 0]
+        self._hidden = self._program.read(next_tokens[:, None], list(map(len, self._texts)))[:, 0]
         if self._job.recorder is not None:
             lower = self._program.lower
             lower = None if lower is None else lower[:, 0]
             self._job.recorder.add_step(self._numbers, self._hidden, lower)
         for text, token in zip(self._texts, next_tokens.tolist(), strict=True):
             text.append(token)
+
+    def take_features(self) -> list[Float[Tensor, "L F"]]:
+        """Return the states of the admitted prompts after the job's `layers`, and drop them here."""
+        features, self._features = self._features, []
+        return features
 
     @torch.no_grad()
     def read_tree(
@@ -181,8 +184,8 @@ class SlotDecodeBatch:
         Returns the logits of the tokens that follow, and the states after the job's `layers`. See
         `TokenTree` for `depths` and `sees`.
         """
-        tree = TokenTree(list(map(len, self._texts)), depths, sees)
-        hidden = self._program.read(tokens, tree)
+        lengths = list(map(len, self._texts))
+        hidden = self._program.read(tokens, lengths, TokenTree(depths, sees))
         assert self._program.lower is not None, "the job has layers"
         logits = self._program.logits(hidden.flatten(0, 1))
         return logits.unflatten(0, tokens.shape), self._program.lower

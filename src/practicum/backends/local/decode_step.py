@@ -69,19 +69,12 @@ class DecodeJob:
 class TokenTree:
     """N tokens that follow each of B texts: one after another, or as a tree, parents first.
 
-    `lengths` are the lengths of the texts. A token's position is `depths` after the end of its
-    text. It attends to the text and to the tokens that it `sees`: itself and those above it.
+    A token's position is `depths` after the end of its text. It attends to the text and to the tokens
+    that it `sees`: itself and those above it.
     """
 
-    lengths: Sequence[int]
     depths: Int[Tensor, " N"]
     sees: Bool[Tensor, "B N N"]
-
-    @classmethod
-    def single(cls, lengths: Sequence[int]) -> "TokenTree":
-        """Return the tree of one token per text."""
-        zero = torch.zeros(1, dtype=torch.long)
-        return cls(lengths, zero, torch.ones(len(lengths), 1, 1, dtype=torch.bool))
 
     def list_branches(self) -> Int[Tensor, "B N K"]:
         """Return the numbers of the tokens that each token sees, in order, then a filler."""
@@ -117,8 +110,13 @@ class StepProgram(Protocol):
         """Put the keys and values of the tokens `nodes` of a tree next to a text of `length`."""
         ...
 
-    def read(self, tokens: Int[Tensor, "B N"], tree: TokenTree) -> Float[Tensor, "B N D"]:
-        """Read some tokens after each text; return the hidden states that predict the next ones."""
+    def read(
+        self, tokens: Int[Tensor, "B N"], lengths: Sequence[int], tree: TokenTree | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """Read tokens after texts of these lengths: one per text, or with a `tree` several.
+
+        Returns the hidden states that predict the next tokens.
+        """
         ...
 
     def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
@@ -192,17 +190,20 @@ class SlotStep:
                 slot, :, [length + node for node in nodes]
             ]
 
-    def read(self, tokens: Int[Tensor, "B N"], tree: TokenTree) -> Float[Tensor, "B N D"]:
-        """Read some tokens after each text; return the hidden states that predict the next ones."""
+    def read(
+        self, tokens: Int[Tensor, "B N"], lengths: Sequence[int], tree: TokenTree | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """Read tokens after texts; return the hidden states that predict the next ones."""
         device, (batch, count) = self._job.device, tokens.shape
-        lengths = torch.tensor(tree.lengths, device=device)[:, None]
+        ends = torch.tensor(lengths, device=device)[:, None]
+        places = ends + torch.arange(count, device=device)
         self._step = _DecodeStep(
             slots=torch.arange(batch, device=device)[:, None],
-            places=lengths + torch.arange(count, device=device),
-            reach=max(tree.lengths) + count,
-            mask=self._build_mask(lengths, tree),
+            places=places,
+            reach=max(lengths) + count,
+            mask=self._build_mask(ends, lengths, tree),
         )
-        positions = (lengths + tree.depths.to(device)).flatten()
+        positions = (places if tree is None else ends + tree.depths.to(device)).flatten()
         with self._job.weights() as model, record_layers(model, self._job.captured) as states:
             hidden = model.forward_packed(tokens.flatten(), positions, self)
         self.lower = torch.cat(states, dim=-1).view(batch, count, -1) if states else None
@@ -236,19 +237,24 @@ class SlotStep:
             mask = mask.repeat_interleave(repeats, dim=2)
         visible = slice(0, batch), slice(None), slice(0, step.reach)
         output = attend(grouped, stored_keys[visible], stored_values[visible], mask, scale)
-        return output.unflatten(2, (count, repeats)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        by_token = output.view(batch, groups, count, repeats, -1).transpose(1, 2)
+        return by_token.reshape(batch * count, groups * repeats, -1)
 
     def _build_mask(
-        self, lengths: Int[Tensor, "B 1"], tree: TokenTree
+        self, ends: Int[Tensor, "B 1"], lengths: Sequence[int], tree: TokenTree | None
     ) -> Float[Tensor, "B 1 N M"] | None:
         """Return the mask of places that a token does not see; None if it hides nothing."""
-        count = len(tree.depths)
-        if count == 1 and len(set(tree.lengths)) == 1:
+        if tree is None and len(set(lengths)) == 1:
             return None
-        places = torch.arange(max(tree.lengths) + count, device=lengths.device)
-        hidden = (places >= lengths)[:, None].repeat(1, count, 1)
-        for row, length in enumerate(tree.lengths):
-            hidden[row, :, length : length + count] = ~tree.sees[row].to(hidden.device)
+        count = 1 if tree is None else len(tree.depths)
+        numbers = torch.arange(max(lengths) + count, device=ends.device) - ends
+        hidden = (numbers > 0)[:, None]
+        if tree is not None:
+            sees = torch.nn.functional.pad(tree.sees.to(ends.device), (1, 1))
+            sees[..., 0] = True  # the text
+            hidden = ~sees.gather(
+                2, (numbers + 1).clamp(0, count + 1)[:, None].expand(-1, count, -1)
+            )
         dtype = next(iter(self._stores.values()))[0].dtype
-        mask = torch.zeros(hidden.shape, device=lengths.device, dtype=dtype)
+        mask = torch.zeros(hidden.shape, device=ends.device, dtype=dtype)
         return mask.masked_fill_(hidden, -torch.inf)[:, None]

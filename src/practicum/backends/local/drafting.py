@@ -156,7 +156,9 @@ class _DraftLoop:
     def _read_prompts(self) -> tuple[Bool[Tensor, "b L"], Float[Tensor, "b L F"]]:
         """Read all prompts and sample the first tokens; return the prompts' rows."""
         self.batch.admit(len(self.texts))
-        features = pad_sequence([rows.float() for rows in self.batch.features], batch_first=True)
+        features = pad_sequence(
+            [rows.float() for rows in self.batch.take_features()], batch_first=True
+        )
         lengths = torch.tensor([[len(text.prompt)] for text in self.texts], device=features.device)
         rows = torch.arange(features.shape[1], device=features.device) < lengths
         results = self._sample(self.batch.logits(), range(len(self.texts)))

@@ -253,13 +253,16 @@ class LanguageModel:
 def record_layers(model: LanguageModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
     """Collect the states after each of these numbers of layers, pass by pass, within the block."""
     states: list[Tensor] = []
+    if not layers:
+        yield states
+        return
 
     def keep(_module: torch.nn.Module, _inputs: object, output: Tensor | tuple[Tensor]) -> None:
         states.append(output if isinstance(output, Tensor) else output[0])
 
     modules = find_layers(model.model)
-    assert not layers or modules is not None, "the layers were chosen among the model's"
-    hooks = [(modules or ())[layer - 1].register_forward_hook(keep) for layer in layers]
+    assert modules is not None, "the layers were chosen among the model's"
+    hooks = [modules[layer - 1].register_forward_hook(keep) for layer in layers]
     try:
         yield states
     finally:

@@ -2,7 +2,7 @@
 
 A file has the layout of vLLM's connector (ExampleHiddenStatesConnector) and of Speculators
 (scripts/data_generation_offline.py): `token_ids` [tokens] and `hidden_states` [tokens, layers,
-width], whose last layer is the target's last one, before the norm.
+width]. The last of the layers is the target's last one, before the norm.
 """
 
 import hashlib
@@ -132,7 +132,7 @@ class TargetStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftTeacher(LocalSelfTeacher):
-    """The target as the teacher of its drafter; it reads no text whose states are stored."""
+    """The target as the teacher of its drafter; it reads no text with stored states."""
 
     states: TargetStates
 

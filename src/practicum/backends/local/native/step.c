@@ -159,7 +159,8 @@ static void attend(const step *j, long index, long row, long group, float *score
     const layer *l = &m->layer[index];
     float *projected = j->projected + row * (m->heads + 2 * m->groups) * d;
     const float *cosines = m->cosines + position * (d / 2), *sines = m->sines + position * (d / 2);
-    const float *keys = m->keys + find_slot(j, index, row, group), *values = m->values + find_slot(j, index, row, group);
+    long slot = find_slot(j, index, row, group);
+    const float *keys = m->keys + slot, *values = m->values + slot;
     const int64_t *branch = j->branches + row * j->branch;
     for (long head = group * repeats; head < (group + 1) * repeats; head++) {
         float *query = projected + head * d, *out = j->mixed + (row * m->heads + head) * d;
@@ -167,16 +168,16 @@ static void attend(const step *j, long index, long row, long group, float *score
         rotate(query, cosines, sines, d / 2);
         float highest = -INFINITY, total = 0.0f;
         for (long at = 0; at <= position; at++) {
-            long place = at < length ? at : length + branch[at - length];
-            scores[at] = dot(query, keys + place * d, d) * m->scale;
+            const float *key = keys + (at < length ? at : length + branch[at - length]) * d;
+            scores[at] = dot(query, key, d) * m->scale;
             highest = scores[at] > highest ? scores[at] : highest;
         }
         exponentiate_all(scores, scores, position + 1, highest, 1.0f);
         memset(out, 0, d * sizeof(float));
         for (long at = 0; at <= position; at++) {
-            long place = at < length ? at : length + branch[at - length];
+            const float *value = values + (at < length ? at : length + branch[at - length]) * d;
             total += scores[at];
-            add_scaled(out, values + place * d, scores[at], d);
+            add_scaled(out, value, scores[at], d);
         }
         for (long i = 0; i < d; i++) out[i] /= total;
     }

@@ -56,6 +56,7 @@ class NativeStep:
     def __init__(self, job: DecodeJob, library: NativeLibrary, weights: LlamaWeights) -> None:
         self.lower: Float[Tensor, "B N F"] | None = None
         self._captured = torch.tensor(job.captured, dtype=torch.long)
+        self._slots, self._zeros = torch.arange(job.rows), torch.zeros(job.rows, dtype=torch.long)
         self._library = library
         self._width = weights.embedding.shape[1]
         head = job.language_model.head()
@@ -128,20 +129,25 @@ class NativeStep:
             places = store[:, slot, :, length:]
             places[:, :, : len(nodes)] = places[:, :, list(nodes)]
 
-    def read(self, tokens: Int[Tensor, "B N"], tree: TokenTree) -> Float[Tensor, "B N D"]:
-        """Read some tokens after each text; return the hidden states that predict the next ones."""
+    def read(
+        self, tokens: Int[Tensor, "B N"], lengths: Sequence[int], tree: TokenTree | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """Read tokens after texts; return the hidden states that predict the next ones."""
         batch, count = tokens.shape
         hidden = torch.empty(batch, count, self._width)
         captures = len(self._captured)
-        lower = torch.empty(batch, count, captures * self._width) if captures else None
-        self.lower = lower
-        slots = torch.arange(batch).repeat_interleave(count)
-        lengths = torch.tensor(tree.lengths).repeat_interleave(count)
-        branches = tree.list_branches()
+        self.lower = torch.empty(batch, count, captures * self._width) if captures else None
+        slots, ends, reach = self._slots, torch.tensor(lengths), 1
+        depths = branches = self._zeros
+        if tree is not None:
+            slots = slots[:batch].repeat_interleave(count)
+            ends, depths = ends.repeat_interleave(count), tree.depths.repeat(batch)
+            branches = tree.list_branches()
+            reach = branches.shape[-1]
         self._library.call(
             "advance",
-            *(self._model, batch * count, branches.shape[-1], tokens.contiguous(), slots, lengths),
-            *(tree.depths.repeat(batch), branches, hidden, lower, self._room),
+            *(self._model, batch * count, reach, tokens.contiguous(), slots, ends),
+            *(depths, branches, hidden, self.lower, self._room),
             threads=self._threads,
         )
         return hidden
