@@ -157,7 +157,9 @@ def render_study(
         by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
         lines.append(f"\nLearning rates tried{by}: {_format_tried(results, study.spec.aim)}.")
     if results.failed:
-        lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
+        # What a user should do about a failed run is no result.
+        reasons = [reason.partition(";")[0] for reason in results.failed]
+        lines.append(f"\nRuns that failed: {'; '.join(reasons)}.")
     lines.append("\n" + _describe_runs(results))
     if repeated is not None:
         lines.append(f"\nAgain: {_describe_runs(repeated)}")
