@@ -1,6 +1,6 @@
 """Functions: requests for short Python functions; no answer is graded.
 
-Prompts are drawn by the run's seed. Open questions were tried first: their answers vary more, so a drafter learns them more slowly.
+Prompts are drawn by the run's seed. A drafter learns answers to open questions more slowly (log.md).
 """
 
 import random
@@ -14,25 +14,17 @@ from practicum.ports import TaskConfig, TaskContext
 from practicum.rows import PromptSet
 from practicum.types import Message, Prompt
 
-ACTIONS = (
-    """
+ACTIONS = """
 returns the sum of|returns the largest element of|returns the smallest element of|reverses|sorts|removes duplicates from
 counts the elements of|doubles each element of|returns the first element of|prints the elements of|returns the average of
 finds the index of a value in|joins the elements of|returns every second element of|checks whether a value is in
 squares each element of|filters the even elements of|splits in two halves|counts how often each element occurs in|shuffles
-""".strip()
-    .replace("\n", "|")
-    .split("|")
-)
+"""
 
-THINGS = (
-    """
+THINGS = """
 a list of numbers|a list of strings|a tuple|a list of prices|a string|a list of dates|an array|a list of ages
 the lines of a file|a set of words|a queue|a list of grades|the values of a dictionary|a list of temperatures
-""".strip()
-    .replace("\n", "|")
-    .split("|")
-)
+"""
 
 
 class Config(TaskConfig):
@@ -45,12 +37,16 @@ class Config(TaskConfig):
 
 def build(config: Config, context: TaskContext) -> PromptSet:
     """Draw distinct prompts, the held-out ones first."""
-    prompts = [_build_prompt(*pair) for pair in product(ACTIONS, THINGS)]
+    prompts = [_build_prompt(*pair) for pair in product(*map(_split, (ACTIONS, THINGS)))]
     random.Random(seed_of(context.seed, "functions")).shuffle(prompts)
     end = config.heldout_size + config.train_size
     return PromptSet(
         heldout=prompts[: config.heldout_size], train=prompts[config.heldout_size : end]
     )
+
+
+def _split(words: str) -> list[str]:
+    return words.strip().replace("\n", "|").split("|")
 
 
 def _build_prompt(action: str, thing: str) -> Prompt:
