@@ -1,6 +1,6 @@
 """Continue a failed answer after the teacher's token at the place where the models differ most.
 
-The rule is that of TISD (arXiv 2609.30878) as released (taeckyung/TISD, `_build_tisd_batch` in
+The rule is TISD's (arXiv 2609.30878) as released (taeckyung/TISD, `_build_tisd_batch` in
 verl/trainer/ppo/ray_trainer.py).
 """
 
