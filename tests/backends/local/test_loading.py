@@ -410,9 +410,14 @@ def test_scratch_models_are_seeded(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_pretraining_teaches_the_answers(tmp_path):
+def test_pretraining_teaches_the_responses_or_else_the_answers(tmp_path):
     prompts = [
-        Prompt(str(n), (Message("user", letter),), answer=letter * 2)
+        Prompt(
+            str(n),
+            (Message("user", letter),),
+            answer=letter * (1 + n % 2),
+            response=None if n % 2 else letter * 2,
+        )
         for n, letter in enumerate(ALPHABET)
     ]
     settings = ScratchConfig(
@@ -427,7 +432,7 @@ def test_pretraining_teaches_the_answers(tmp_path):
     params = SamplingParams(5, temperature=0.0, stop_ids=loaded.renderer.stop_ids)
     samples = LocalSampler(loaded.language_model).sample(requests, params)
     right = [
-        loaded.renderer.decode(s.tokens.tolist()) == p.answer
+        loaded.renderer.decode(s.tokens.tolist()) == p.question * 2
         for s, p in zip(samples, prompts, strict=True)
     ]
     assert sum(right) >= 7

@@ -1,6 +1,6 @@
 """Make from-scratch models: a small architecture with random weights, optionally pretrained.
 
-Pretraining teaches the task's answers.
+Pretraining teaches the task's answers, or whole responses where a prompt has one.
 """
 
 import contextlib
@@ -111,7 +111,9 @@ def list_lessons(task: Task, seed: int) -> Sequence[Prompt]:
                     )
                 texts = task.expert(prompt, turns)
                 turns += draw.choices(list(texts), list(texts.values()))
-                lessons.append(replace(prompt, messages=tuple(messages), answer=turns[-1]))
+                lessons.append(
+                    replace(prompt, messages=tuple(messages), answer=turns[-1], response=None)
+                )
                 reply = episode.step(turns[-1]).message
                 messages += [Message("assistant", turns[-1]), *filter(None, (reply,))]
     return lessons
@@ -180,12 +182,12 @@ def _pretrain(
     prompts: Sequence[Prompt],
     seed: int,
 ) -> None:
-    """Train by cross-entropy on the answers and the stop token; prompts are drawn at random."""
+    """Train by cross-entropy on responses, else answers, and the stop token; prompts are drawn at random."""
     stop = min(renderer.stop_ids)
     pairs = [
-        (renderer.render(prompt.messages), [*renderer.encode(prompt.answer or ""), stop])
+        (renderer.render(prompt.messages), [*renderer.encode(text), stop])
         for prompt in prompts
-        if prompt.answer is not None
+        if (text := prompt.answer if prompt.response is None else prompt.response) is not None
     ]
     if not pairs:
         raise DataError(
