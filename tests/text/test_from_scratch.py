@@ -45,6 +45,15 @@ def test_doubled_characters_are_one_token(text: str) -> None:
     assert all(len(first) == 2 for first, _ in singles)
 
 
+def test_each_mark_of_thoughts_is_one_token() -> None:
+    tokenizer = TOKENIZERS["thoughts"]("ab<>/think")
+    renderer = Renderer(tokenizer, stop_ids=collect_stop_ids(tokenizer, None))
+    tokens = renderer.encode_answer([Message("user", "a")], "<think>ab</think>b", 9)
+    pieces = [renderer.decode_token(token) for token in tokens]
+    assert pieces == ["<think>", "a", "b", "</think>", "b", "</s>"]
+    assert renderer.decode(tokens) == "<think>ab</think>b"
+
+
 def test_the_chat_template_writes_plain_roles() -> None:
     tokens = Renderer(build_character_tokenizer("ab")).render(
         [

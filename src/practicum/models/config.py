@@ -31,10 +31,10 @@ class ScratchConfig(FrozenConfig):
     """A small randomly initialised model with a small tokenizer, made when the run starts."""
 
     architecture: Literal["llama", "qwen3", "gemma3"] = "llama"
-    tokenizer: Literal["characters", "bytes", "pairs", "doubles", "pieces"] = Field(
+    tokenizer: Literal["characters", "thoughts", "bytes", "pairs", "doubles", "pieces"] = Field(
         default="characters",
-        description="a token for a character of the task; for a byte; in the form of SentencePiece for a pair of characters, for a "
-        "doubled character, or for a character",
+        description="a token for a character of the task; also for each mark of thoughts; for a byte; in the form of "
+        "SentencePiece for a pair of characters, for a doubled character, or for a character",
     )
     hidden_size: int = Field(default=64, ge=8, multiple_of=8)
     layers: int = Field(default=2, ge=1)

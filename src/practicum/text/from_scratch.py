@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import ModelError
+from practicum.text.thoughts import CLOSE, OPEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,6 +37,13 @@ def build_character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     tokenizer.pre_tokenizer = splitter  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     return _wrap(tokenizer)
+
+
+def build_thinking_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
+    """Return a character tokenizer that also has a token for each of the marks of thoughts."""
+    tokenizer = build_character_tokenizer(alphabet)
+    tokenizer.add_tokens([OPEN, CLOSE])
+    return tokenizer
 
 
 def build_byte_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
@@ -76,6 +84,7 @@ def build_pair_tokenizer(alphabet: str, distinct: int = 2) -> "PreTrainedTokeniz
 
 TOKENIZERS: Mapping[str, Callable[[str], "PreTrainedTokenizerFast"]] = {
     "characters": build_character_tokenizer,
+    "thoughts": build_thinking_tokenizer,
     "bytes": build_byte_tokenizer,
     "pairs": build_pair_tokenizer,
     "doubles": partial(build_pair_tokenizer, distinct=1),
