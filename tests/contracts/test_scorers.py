@@ -25,6 +25,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "discriminator": [LEARNED, {**LEARNED, "warmup_steps": 1}],
     "process": [{**LEARNED, "step": "word"}],
     "judge": [{"teacher": {"type": "grading_teacher:Plugin"}}],
+    "length": [{"limit": 1, "penalty": 0.25}],
     "likelihood": [{"teacher": {"type": "self", "weights": "frozen"}}],
     "outcome": [{**LEARNED, "share": 0.5}],
     "value": [
