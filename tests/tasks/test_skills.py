@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from practicum.ports import Task, TaskContext
-from practicum.tasks.skills import SKILLS, Config, build
+from practicum.tasks.skills import EFFORTS, SKILLS, Config, build
 from practicum.types import Rollout
 
 
@@ -59,6 +59,30 @@ def test_prompts_are_different_within_bounds_and_scored_exactly(
         assert prompt.answer == SKILLS[found[1]](found[2], "abc")
         assert made.reward(Rollout.from_text(prompt, f" {prompt.answer}\n")) == 1.0
         assert made.reward(Rollout.from_text(prompt, prompt.answer + "a")) == 0.0
+
+
+def test_a_walk_has_its_thoughts_whatever_the_effort() -> None:
+    made = task(skills=[*EFFORTS], shortest=3, longest=3, train_size=180, heldout_size=32)
+    prompts = [*made.train_prompts(), *made.heldout_prompts()]
+    assert len({prompt.id for prompt in prompts}) == 3 * 212
+    lengths = {effort: list[int]() for effort in EFFORTS}
+    for prompt in prompts:
+        effort, question = (message.content for message in prompt.messages)
+        start, *signs = question.removeprefix("walk: ")
+        place, way = "abcdef".index(start), ""
+        for sign in signs:
+            place += 1 if sign == "+" else -1
+            way += "abcdef"[place % 6]
+        assert effort == prompt.domain and prompt.answer == way[-1] and len(way) == 6
+        assert prompt.response is not None
+        thoughts = prompt.response.removesuffix(way[-1])
+        assert thoughts in ("", f"<think>{way[1::2]}</think>", f"<think>{way}</think>")
+        assert made.reward(Rollout.from_text(prompt, prompt.response)) == 1.0
+        assert made.reward(Rollout.from_text(prompt, f"<think>{way}")) == 0.0
+        lengths[effort].append(len(thoughts))
+    # The cold start shows each effort the same mixture, so only rewards can separate them.
+    for values in lengths.values():
+        assert all(60 <= values.count(length) <= 85 for length in (0, 18, 21))
 
 
 def test_the_skills_held_out_stay_whatever_is_trained() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from practicum.core.randomness import seed_of
 from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.rows import PromptSet
 from practicum.rows.words import check_enough, check_letters, sample_words
+from practicum.text.thoughts import CLOSE, OPEN
 from practicum.types import Message, Prompt
 
 Skill = Callable[[str, str], str]
@@ -39,6 +41,9 @@ SKILLS: Mapping[str, Skill] = {
 cabd, bcad, ddccaabb, dcabbacd, cab, dddd.
 """
 
+EFFORTS = ("none", "high", "max")
+"""Further skills: to walk through the alphabet, at the effort of thinking that the system turn names."""
+
 EASIER = "easier"
 """The privileged field with a question that has the same answer: to copy it."""
 
@@ -48,7 +53,10 @@ class Config(TaskConfig):
 
     type: Literal["skills"] = "skills"
     skills: tuple[str, ...] = Field(
-        default=tuple(SKILLS), min_length=1, description="the skills of the held-out prompts"
+        default=tuple(SKILLS),
+        min_length=1,
+        description="the skills of the held-out prompts; `none`, `high` and `max` walk "
+        "through the alphabet, at the effort of thinking that the system turn names",
     )
     train: tuple[str, ...] | None = Field(
         default=None,
@@ -77,7 +85,7 @@ class Config(TaskConfig):
 
     @model_validator(mode="after")
     def _check_skills(self) -> "Config":
-        _check_names("skills", self.skills, SKILLS)
+        _check_names("skills", self.skills, (*SKILLS, *EFFORTS))
         _check_names("train", self.trained, self.skills)
         check_letters("alphabet", self.alphabet, "abcdef")
         count = self.train_size + self.heldout_size
@@ -98,6 +106,9 @@ def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -
     prompts = []
     for word in words:
         for skill in skills:
+            if skill in EFFORTS:
+                prompts.append(_build_walk(skill, word, alphabet))
+                continue
             text = f"{skill}: {word}"
             answer = SKILLS[skill](word, alphabet)
             easier = {EASIER: f"copy: {answer}"}
@@ -107,6 +118,29 @@ def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -
                 )
             )
     return prompts
+
+
+def _build_walk(effort: str, word: str, alphabet: str) -> Prompt:
+    """Build a prompt such as `walk: a--++-+`: one letter on for +, one back for -; the answer is the last letter.
+
+    The signs are the other letters of the word in binary. The thoughts of the response are no letter,
+    every second one or all of the way. It is drawn, and does not follow the effort: reinforcement
+    learning makes the efforts.
+    """
+    width = (len(alphabet) - 1).bit_length()
+    bits = "".join(f"{alphabet.index(letter):0{width}b}" for letter in word[1:])
+    steps = [2 * int(bit) - 1 for bit in bits]
+    way = "".join(accumulate(steps, lambda at, by: _shift(at, alphabet, by), initial=word[0]))
+    stride = random.Random(seed_of(0, effort, word)).randrange(3)
+    thoughts = f"{OPEN}{way[stride::stride]}{CLOSE}" if stride else ""
+    text = f"walk: {word[0]}{bits.translate({48: '-', 49: '+'})}"
+    return Prompt(
+        f"{effort} {text}",
+        (Message("system", effort), Message("user", text)),
+        answer=way[-1],
+        response=f"{thoughts}{way[-1]}",
+        domain=effort,
+    )
 
 
 def build(config: Config, context: TaskContext) -> Task:
