@@ -31,9 +31,9 @@ UNSEEN = {
         for part in parts
     ],
     "served/openclaw-rl": ["rollout.max_staleness: 1"],
-    "teams/deepseek_v4": ["stages.left_expert.start: sft"],
+    "teams/deepseek_v4": [f"stages.{name}_expert.start: sft" for name in ("next", "left", "none")],
 }
-"""Parts that a small run does not show: its answers are wrong, so it has no probes and an expert without a reward; its hints are
+"""Parts that a small run does not show: its answers are wrong, so it has no probes and experts without a reward; its hints are
 short, its discriminator is no judge, a player that does not learn keeps its weights, and its users' turns are recorded. In
 tests/rollouts/test_traffic.py users talk during an update."""
 

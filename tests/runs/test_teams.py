@@ -1,6 +1,8 @@
 """The pipelines of published models: each is parsed and runs to its end, and the slow tests show its intended effect."""
 
+import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from practicum.recipe import list_recipe_names
 from practicum.runs.pipeline import run
 from practicum.runs.stages import Pipeline, load_pipeline_or_recipe, parse_pipeline
+from practicum.tasks.skills import EFFORTS
 
 pytestmark = pytest.mark.long
 
@@ -137,12 +140,32 @@ def test_mimo_v2_makes_experts_and_one_student_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_deepseek_v4_makes_one_student_of_eleven_experts(tmp_path: Path) -> None:
+def test_deepseek_v4_makes_one_student_of_eleven_experts_that_obeys_its_effort(
+    tmp_path: Path,
+) -> None:
     after = whole("teams/deepseek_v4", tmp_path)
     experts = [name for name in after if name.endswith("_expert")]
     assert len(experts) == 11
-    for name in experts:
-        skill = name.removesuffix("_expert")
-        assert after[name][skill] >= after["sft"][skill] - 0.05
-    assert after["routed"]["all"] > max(after[name]["all"] for name in experts)
-    assert after["routed"]["all"] > after["summed"]["all"]
+    skills = [name.removesuffix("_expert") for name in experts[:8]]
+    gains = [after[f"{skill}_expert"][skill] - after["sft"][skill] for skill in skills]
+    assert fmean(gains) > -0.05
+    # The student of all experts keeps what each of them forgets.
+    for name in experts[:8]:
+        assert fmean(after["routed"][skill] for skill in skills) > fmean(
+            after[name][skill] for skill in skills
+        )
+    none, high, most = measure_efforts(tmp_path, "14-routed")
+    assert none + 4 < high < most - 1
+    cold = measure_efforts(tmp_path, "01-sft")
+    assert max(cold) < min(cold) + 1
+    assert after["routed"]["none"] < after["routed"]["high"] < after["routed"]["max"]
+
+
+def measure_efforts(out: Path, stage: str) -> list[float]:
+    """Return the mean tokens of a stage's held-out answers at each effort."""
+    saved = json.loads((out / "deepseek_v4" / "stages" / stage / "after.json").read_text())
+    answers = saved["student"]["answers"]
+    return [
+        fmean(answer["tokens"] for answer in answers if answer["prompt"].startswith(f"{effort} "))
+        for effort in EFFORTS
+    ]
