@@ -112,6 +112,7 @@ def fingerprint(recipe: Recipe) -> str:
         ("train", "curriculum"),
         ("evaluation", "search"),
         ("student", "drafter"),
+        ("rollout", "draft"),
     ):
         # These keys are newer than most lines.
         if settings[section][name] is None:

@@ -199,6 +199,25 @@ class DrafterConfig(FrozenConfig):
         return self
 
 
+class SpeculationConfig(FrozenConfig):
+    """A trained drafter with which a student samples; the tokens are the same as without it."""
+
+    drafter: str = Field(description="folder of a drafter, as `practicum export` writes it")
+    type: str = "eagle3"
+    depth: int = Field(default=3, ge=1, description="tokens drafted per call of the student")
+    width: int = Field(
+        default=1,
+        ge=1,
+        description="drafts per depth; more than 1: a tree of the most likely drafts",
+    )
+    most_texts: int = Field(
+        default=1,
+        ge=1,
+        description="texts sampled at once with drafts; more texts are sampled without, which is "
+        "faster if a call of the student takes longer for more tokens",
+    )
+
+
 class StudentConfig(ModelConfig):
     """The student: a model with trainable weights."""
 

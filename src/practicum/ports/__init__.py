@@ -17,7 +17,7 @@ from torch import Tensor
 from practicum.core.plugins import build_part
 from practicum.costs import Meter, ModelDims, TrainableDims
 from practicum.errors import RecipeError
-from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.models.config import ScorerConfig, SpeculationConfig, StudentConfig
 from practicum.models.digests import ModelRecord
 from practicum.models.tensors import SavedTensor
 from practicum.objective import Capabilities, Objective, Signal
@@ -597,5 +597,7 @@ class BackendContext:
     """Counts bytes to and from other processes."""
     engine: EngineChoice | None = None
     """The program that samples for the student; `Student.decoding` then begins with its type."""
+    speculation: SpeculationConfig | None = None
+    """The drafter with which the student samples."""
     keeps_records: bool = False
     """True if the files of models are recorded, and compared at each load."""

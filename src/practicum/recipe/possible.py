@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from practicum.models.config import StudentConfig
 from practicum.objective import VERIFIER, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig, walk
 from practicum.ports.notes import NoteConfig
@@ -281,6 +282,24 @@ def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[
             "engine out"
         )
     return problems
+
+
+def find_speculation_problems(
+    rollout: RolloutConfig, student: StudentConfig, backend: str
+) -> list[str]:
+    """Return the reasons why the student cannot sample with the recipe's drafter, if it has one."""
+    reasons = {
+        f"backend {backend!r} samples without drafts": backend != "local",
+        "an engine samples": rollout.engine is not None,
+        "student.drafter already drafts": student.drafter is not None,
+        "with max_staleness, a copy of the student samples": rollout.max_staleness > 0,
+        "student and teacher sample each token together": rollout.source.mixes_tokens,
+    }
+    return [
+        f"rollout.draft: {reason}, so the drafter would have no effect; leave draft out"
+        for reason, applies in reasons.items()
+        if rollout.draft is not None and applies
+    ]
 
 
 def correct_for_engine(objective: Objective) -> Objective:

@@ -30,6 +30,7 @@ from practicum.recipe.possible import (
     find_scorer_problems,
     find_search_problems,
     find_segment_problems,
+    find_speculation_problems,
     find_staleness_problems,
     find_truncation_problem,
 )
@@ -203,6 +204,7 @@ class Recipe(FrozenConfig):
         problems += find_segment_problems(self.rollout)
         problems += find_curriculum_problems(self.rollout, self.train)
         problems += find_truncation_problem(self.objective, self.rollout)
+        problems += find_speculation_problems(self.rollout, self.student, self.backend.type)
         problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
         evaluated = [
             path

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from practicum.core.plugins import Plugin
-from practicum.models.config import FinishedStage
+from practicum.models.config import FinishedStage, SpeculationConfig
 from practicum.models.starting_values import CAREFUL
 from practicum.ports import AdamParams
 from practicum.rollouts import HeldoutSearch, SourceChoice
@@ -61,6 +61,11 @@ class RolloutConfig(FrozenConfig):
         default=None,
         description="program that samples with the student's weights, `vllm`; none: the backend "
         "itself: see [engines](engines.md)",
+    )
+    draft: SpeculationConfig | None = Field(
+        default=None,
+        description="drafter for sampling in fewer calls of the student: see "
+        "[drafters](drafters.md#sampling-with-a-drafter)",
     )
     n: int = Field(default=1, ge=1, description="completions per prompt")
     max_new_tokens: int = Field(default=CAREFUL.max_new_tokens, ge=1, description=BY_STUDENT)

@@ -243,6 +243,7 @@ class RolloutSection(TypedDict, total=False):
     source: str | Mapping[str, Any]
     replay_size: int | str
     engine: str | Mapping[str, Any] | None
+    draft: Mapping[str, Any] | None
     n: int | str
     max_new_tokens: int | str
     segment_tokens: int | str | None

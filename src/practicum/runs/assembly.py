@@ -328,6 +328,7 @@ def _prepare_inputs(
         at_end=stack,
         meter=ledger.meter("student"),
         engine=choose_engine(recipe),
+        speculation=recipe.rollout.draft,
         keeps_records=keeps_records,
     )
     return _Inputs(recipe, task, packages, context, ledger, stack, scores)

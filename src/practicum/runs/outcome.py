@@ -73,16 +73,15 @@ def build_readings(before: Evaluation | None, current: Evaluation, recipe: Recip
 
 
 def _measure_gains(
-    before: Evaluation | None, after: Evaluation | None, seed: int
+    before: Evaluation | None, after: Evaluation | None, recipe: Recipe
 ) -> dict[str, Any]:
     """Return the `gain` in accuracy, None if unknown, and the `draft_gain` of a drafter's run."""
     if before is None or after is None:
         return {"gain": None}
-    gain, draft_gain = (
-        compare(before, after, seed) for compare in (compare_accuracy, compare_drafts)
-    )
-    gains = {"gain": None if gain is None else asdict(gain)}
-    return gains if draft_gain is None else {**gains, "draft_gain": asdict(draft_gain)}
+    gains = {"gain": compare_accuracy(before, after, recipe.seed)}
+    if recipe.student.drafter is not None:
+        gains["draft_gain"] = compare_drafts(before, after, recipe.seed)
+    return {name: None if gain is None else asdict(gain) for name, gain in gains.items()}
 
 
 def build_summary(
@@ -112,7 +111,7 @@ def build_summary(
         "before": None if before is None else before.summarize(),
         "teacher": None if teacher is None else teacher.summarize(),
         "after": None if after is None else after.summarize(),
-        **_measure_gains(before, after, recipe.seed),
+        **_measure_gains(before, after, recipe),
         "alarms": dict(sorted(alarms.items())),
         "best": best.summarize(readings),
     }

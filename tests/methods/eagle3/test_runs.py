@@ -212,6 +212,58 @@ def test_a_model_is_evaluated_with_an_exported_drafter(run_folder: Path, tmp_pat
         evaluate(run_folder, drafter=str(folder), progress=False)
 
 
+@pytest.fixture(scope="module")
+def trained_drafter(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    run = toy_run(models, folder, {**LEARNS, "rollout": {"source": "teacher", "max_new_tokens": 8}})
+    return export_run(run.folder, folder / "drafter", format="speculators").folder
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_student_samples_the_same_text_with_a_drafter(
+    models: Path, trained_drafter: Path, tmp_path: Path, width: int
+) -> None:
+    changes = {
+        **{key: LEARNS[key] for key in ("task", "student.model", "evaluation")},
+        "train": {"steps": 3, "prompts_per_step": 4, "checkpoint_every": 1, "threads": 1},
+    }
+    draft = {"drafter": str(trained_drafter), "width": width, "most_texts": 4}
+    plain, drafted = (
+        toy_run(models, tmp_path / name, {**changes, "rollout": {**rollout, "max_new_tokens": 8}})
+        for name, rollout in (("plain", {}), ("drafted", {"draft": draft}))
+    )
+    assert max(curve(drafted.folder, "drafts/tokens_per_call")) > 1.3
+    assert_same_run(plain.folder, drafted.folder, journals=("rollouts.jsonl", "alarms.jsonl"))
+    metrics = [
+        [
+            {key: value for key, value in row.items() if not key.startswith("drafts/")}
+            for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        ]
+        for folder in (plain.folder, drafted.folder)
+    ]
+    assert metrics[0] == metrics[1]
+    # The evaluation has more texts than `most_texts`; the verdict is about accuracy in any case.
+    assert "draft_gain" not in json.loads((drafted.folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rollout.max_staleness": 1}, "a copy of the student samples"),
+        ({"rollout.engine": "vllm"}, "an engine samples"),
+        ({"rollout.source": "speculative"}, "sample each token together"),
+        ({"backend": {"type": "ray"}}, "'ray' samples without drafts"),
+        (DRAFTER, r"student\.drafter already drafts"),
+    ],
+)
+def test_a_drafter_that_would_not_be_used_is_refused(
+    models: Path, changes: dict[str, Any], text: str
+) -> None:
+    data = {**changes, "rollout.draft": {"drafter": "folder"}}
+    with pytest.raises(RecipeError, match=rf"rollout\.draft: .*{text}.*; leave draft out"):
+        toy_recipe(models, data)
+
+
 def test_bad_folders_are_refused_in_one_line(run_folder: Path, tmp_path: Path) -> None:
     folder = export_run(run_folder, tmp_path / "drafter", format="sglang").folder
     target = make_target()

@@ -11,7 +11,12 @@ import torch
 from practicum.backends.local.config import Config
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.drafter import DrafterTrainer
-from practicum.backends.local.drafter_student import export_drafter, measure_drafter, open_drafter
+from practicum.backends.local.drafter_student import (
+    export_drafter,
+    measure_drafter,
+    open_drafter,
+    sample_with_drafter,
+)
 from practicum.backends.local.engine import open_engine_trainer
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
@@ -174,8 +179,11 @@ class LocalBackend(Backend):
         return LoadedScalar(scalar, student.renderer, student.source, dims, learning)
 
     def build_sampler(self, student: Student) -> SamplingClient:
-        """Return a client that samples from the live weights, with the recipe's engine if set."""
-        local = _require_local(student)
+        """Return a client of the live weights, with the recipe's engine or drafter if set."""
+        local, drafts = _require_local(student), self._context.speculation
+        if drafts is not None:
+            live = local.local_trainer.build_sampling_client()
+            return sample_with_drafter(live, local.loaded, drafts)
         return (local.engine_trainer or local.local_trainer).build_sampling_client()
 
     def build_self_teacher(
