@@ -12,6 +12,7 @@ from practicum.functional.speculative import (
     count_rejected,
     expected_acceptance,
     residual,
+    speculative_logprobs,
     verify,
 )
 
@@ -59,6 +60,21 @@ def test_a_token_is_the_targets(draft, target):
     kept = draft.exp() * acceptance(draft, target)
     written = kept + (1.0 - kept.sum(dim=-1, keepdim=True)) * residual(draft, target).exp()
     assert written.allclose(target.exp(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize(("draft", "target"), PAIRS)
+def test_lenience_accepts_more_and_bounds_each_probability(draft, target, lenience):
+    law = speculative_logprobs(draft, target, lenience).exp()
+    assert law.sum(dim=-1).allclose(torch.ones(()).double(), rtol=0, atol=1e-12)
+    assert (law <= target.exp() / lenience + 1e-12).all()
+    kept, strict = (
+        (draft.exp() * acceptance(draft, target, value)).sum(dim=-1) for value in (lenience, 1.0)
+    )
+    expected = torch.minimum(draft.exp(), target.exp() / lenience).sum(dim=-1)
+    assert kept.allclose(expected, rtol=0, atol=1e-12) and (kept >= strict - 1e-12).all()
+    # In total variation the law is between the target's and the draft's.
+    assert (tvd(law.log(), target) <= tvd(draft, target) + 1e-12).all()
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)

@@ -4,6 +4,8 @@ The accepted text has the distribution of the target's samples. Leviathan et al.
 Chen et al., arXiv 2302.01318. The draft model is a student, so it comes first.
 """
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -14,21 +16,39 @@ from practicum.functional.sequence import gather_logprobs
 
 
 def acceptance(
-    draft_logprob: Float[Tensor, "*s"], target_logprob: Float[Tensor, "*s"]
+    draft_logprob: Float[Tensor, "*s"], target_logprob: Float[Tensor, "*s"], lenience: float = 1.0
 ) -> Float[Tensor, "*s"]:
-    """Return `min(1, p / q)`: the probability of accepting a token sampled from the draft model."""
-    return (finite(target_logprob) - finite(draft_logprob)).clamp(max=0.0).exp()
+    """Return `min(1, p / (l q))`: the probability of accepting a token sampled from the draft model.
+
+    A lenience l below 1 accepts more (2211.17192, appendix A.5). No token is then sampled with more
+    than its probability p / l.
+    """
+    ratio = finite(target_logprob) - finite(draft_logprob) - math.log(lenience)
+    return ratio.clamp(max=0.0).exp()
 
 
-def residual(draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
-    """Return `log(max(p - q, 0) / sum)`, the distribution of the token that replaces a rejected
+def residual(
+    draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"], lenience: float = 1.0
+) -> Float[Tensor, "*s V"]:
+    """Return `log(max(p - l q, 0) / sum)`, the distribution of the token that replaces a rejected
     one.
 
     If the two models agree, nothing is rejected, and the result is the target.
     """
-    excess = (precise(target).exp() - precise(draft).exp()).clamp(min=0.0)
+    excess = (precise(target).exp() - lenience * precise(draft).exp()).clamp(min=0.0)
     total = excess.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, excess.log() - total.log(), precise(target))
+
+
+def speculative_logprobs(
+    draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"], lenience: float = 1.0
+) -> Float[Tensor, "*s V"]:
+    """Return the distribution of a drafted token or its replacement: without lenience the target's."""
+    if lenience == 1.0:
+        return target
+    accepted = acceptance(draft, target, lenience) * precise(draft).exp()
+    rejected = 1.0 - accepted.sum(dim=-1, keepdim=True)
+    return (accepted + rejected * residual(draft, target, lenience).exp()).log()
 
 
 def expected_acceptance(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from backends.tiny import tiny
+from pydantic import ValidationError
 
 from practicum.backends.local import sampler
 from practicum.backends.local.sampler import LocalSampler
@@ -25,8 +26,8 @@ TEACHER = AUTHORS.index("teacher")
 class Scripted(SpeculativeRule):
     """Accept or reject by a script: `uniforms[text][n]` is the text's n-th random number."""
 
-    def __init__(self, gamma, uniforms):
-        super().__init__(gamma, [0] * len(uniforms))
+    def __init__(self, gamma, uniforms, lenience):
+        super().__init__(gamma, [0] * len(uniforms), lenience)
         self.uniforms = uniforms
         self.place = defaultdict(int)
 
@@ -71,7 +72,15 @@ def law(table, text, params):
     return logprobs.exp().tolist()
 
 
-def enumerate_decisions(draft, target, params, gamma):
+def mix_laws(draft, target, lenience):
+    """Return the law of a drafted token: the target's if the lenience is 1."""
+    kept = [min(s, t / lenience) for s, t in zip(draft, target, strict=True)]
+    rest = [max(t - lenience * s, 0.0) for s, t in zip(draft, target, strict=True)]
+    scale = (1 - sum(kept)) / sum(rest) if sum(rest) > 1e-12 else 0.0
+    return [share + scale * more for share, more in zip(kept, rest, strict=True)]
+
+
+def enumerate_decisions(draft, target, params, gamma, lenience):
     """Yield every course of the sampler: its decisions, the text, its authors and its probability.
 
     A decision is (draft, accepted, replacement). The probabilities are worked out from Leviathan et al., not by the library.
@@ -88,11 +97,11 @@ def enumerate_decisions(draft, target, params, gamma):
                     step = [*decisions, (None, False, v)]
                     yield from go((*text, v), [*authors, True], step, probability * t[v], 0)
             return
-        rest = [max(t[v] - s[v], 0.0) for v in range(V)]
+        rest = [max(t[v] - lenience * s[v], 0.0) for v in range(V)]
         for v in range(V):
             if not s[v]:
                 continue
-            chance = min(1.0, t[v] / s[v])
+            chance = min(1.0, t[v] / (lenience * s[v]))
             if chance > 1e-12:
                 step = [*decisions, (v, True, 0)]
                 more = probability * s[v] * chance
@@ -106,13 +115,13 @@ def enumerate_decisions(draft, target, params, gamma):
     return list(go((), [], [], 1.0, 0))
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 2, 4])
+@pytest.mark.parametrize(("gamma", "lenience"), [(0, 1.0), (1, 1.0), (2, 1.0), (4, 1.0), (4, 0.4)])
 @pytest.mark.parametrize("params", [*SETTINGS[:3], {"top_k": 2}], ids=str)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_text_has_exactly_the_targets_law(monkeypatch, gamma, params, seed):
+def test_the_text_has_exactly_the_targets_law(monkeypatch, gamma, lenience, params, seed):
     settings = SamplingParams(LONGEST, stop_ids=frozenset({STOP}), **params)
     draft, target = make_table(seed), make_table(seed + 10)
-    courses = enumerate_decisions(draft, target, settings, gamma)
+    courses = enumerate_decisions(draft, target, settings, gamma, lenience)
     uniforms = [
         [0.0 if accepted else 1.0 - 1e-7 for _, accepted, _ in decisions] + [0.0] * LONGEST
         for decisions, *_ in courses
@@ -139,21 +148,27 @@ def test_the_text_has_exactly_the_targets_law(monkeypatch, gamma, params, seed):
         partner=sampler._Partner(
             TableBatch(target, len(courses)),
             [sampler.open_random_stream(2 * number + 1) for number in range(len(courses))],
-            Scripted(gamma, uniforms),
+            Scripted(gamma, uniforms, lenience),
         ),
     )
     samples = sampler.run_to_end(loop, len(courses), 50)
+
+    def expect(text):
+        """Return the probability of a text; with lenience all tokens are drafted."""
+        pairs = [
+            [law(table, text[:n], settings) for table in (draft, target)] for n in range(len(text))
+        ]
+        return math.prod(mix_laws(*pair, lenience)[v] for pair, v in zip(pairs, text, strict=True))
+
     written = defaultdict(float)
     for (_, text, authors, probability), sample in zip(courses, samples, strict=True):
         assert tuple(sample.tokens.tolist()) == text
         assert (sample.authors == TEACHER).tolist() == authors
         written[text] += probability
-        expected = math.prod(law(target, text[:n], settings)[v] for n, v in enumerate(text))
-        assert sample.sampling_logprobs.sum().exp() == pytest.approx(expected, rel=1e-4)
+        assert sample.sampling_logprobs.sum().exp() == pytest.approx(expect(text), rel=1e-4)
     assert len({len(text) for text in written}) > 1, "the texts have several lengths"
     for text, probability in written.items():
-        expected = math.prod(law(target, text[:n], settings)[v] for n, v in enumerate(text))
-        assert probability == pytest.approx(expected, abs=1e-9)
+        assert probability == pytest.approx(expect(text), abs=1e-9)
     assert sum(written.values()) == pytest.approx(1.0, abs=1e-9)
 
 
@@ -166,6 +181,11 @@ def test_with_shared_random_numbers_it_is_the_teachers_own_text(write, params):
     accepted = [~rollout.mark_tokens_by("teacher") for rollout in ours]
     assert any(mask.any() for mask in accepted) and not all(mask.all() for mask in accepted)
     assert_same_text([replace(one, source="teacher", authors=None) for one in ours], theirs)
+
+
+def test_lenience_needs_rejection():
+    with pytest.raises(ValidationError, match="accept only equal tokens; leave it out"):
+        Config(coupling="shared", lenience=0.5)
 
 
 @pytest.mark.cpu_only

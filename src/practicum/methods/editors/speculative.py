@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
 from practicum.functional.sequence import gather_logprobs
-from practicum.functional.speculative import acceptance, residual
+from practicum.functional.speculative import acceptance, residual, speculative_logprobs
 from practicum.methods.editors.together import JointSource
 from practicum.ports import JointTokens, MixedRequest, Reading, TokenRule
 from practicum.rollouts.source import SourceParts
@@ -24,18 +24,29 @@ class Config(JointSource):
     Accepted drafts are the student's tokens. The teacher writes the replacement of a rejected draft,
     and one token after `gamma` accepted drafts. With `coupling: rejection` the most drafts are
     accepted. With `shared` both models use the teacher's random numbers of the position, so the
-    text is the teacher's own to the byte, and fewer drafts are accepted. Both models read the text
-    token by token: this says which drafts are accepted, and is not faster.
+    text is the teacher's own to the byte, and fewer drafts are accepted. A lenience below 1 accepts
+    more drafts, and the text then is no longer the teacher's (DistillSpec 2310.08461). Both models
+    read the text token by token: this says which drafts are accepted, and is not faster.
     """
 
     type: Literal["speculative"] = "speculative"
     gamma: int = Field(default=4, ge=0)
     coupling: Literal["rejection", "shared"] = "rejection"
+    lenience: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _check_lenience(self) -> Self:
+        if self.coupling == "shared" and self.lenience < 1:
+            raise ValueError(
+                "lenience: shared random numbers accept only equal tokens; leave it out"
+            )
+        return self
 
     def build_rule(self, requests: Sequence[MixedRequest], parts: SourceParts) -> TokenRule:
         """Return the rule, with a random stream per request."""
         seeds = [request.seed for request in requests]
-        return SpeculativeRule(self.gamma, None if self.coupling == "shared" else seeds)
+        seeds = None if self.coupling == "shared" else seeds
+        return SpeculativeRule(self.gamma, seeds, self.lenience)
 
     @classmethod
     def measure(cls, rollouts: Sequence[Rollout]) -> Metrics:
@@ -52,8 +63,8 @@ class Config(JointSource):
 class SpeculativeRule(TokenRule):
     """Accept drafts by rejection with random numbers from `seeds`, or without seeds by equality."""
 
-    def __init__(self, gamma: int, seeds: Sequence[int] | None) -> None:
-        self.gamma = gamma
+    def __init__(self, gamma: int, seeds: Sequence[int] | None, lenience: float = 1.0) -> None:
+        self.gamma, self.lenience = gamma, lenience
         self.drafts: Counter[int] = Counter()
         self.streams = (
             None
@@ -69,15 +80,14 @@ class SpeculativeRule(TokenRule):
             accepted = is_drafted & (teacher.draw(student.logprobs)[0] == tokens)
         else:
             drafts, _ = student.proposal
-            chances = acceptance(
-                gather_logprobs(student.logprobs, drafts), gather_logprobs(teacher.logprobs, drafts)
-            )
+            pair = student.logprobs, teacher.logprobs
+            chances = acceptance(*(gather_logprobs(part, drafts) for part in pair), self.lenience)
             accepted = is_drafted & (self.draw_uniforms(texts).to(chances.device) < chances)
-            replacements, _ = teacher.draw(residual(student.logprobs, teacher.logprobs))
+            replacements, _ = teacher.draw(residual(*pair, self.lenience))
             verified = torch.where(accepted, drafts, replacements)
             tokens = torch.where(is_drafted, verified, tokens)
-            # The text has the target's distribution for any drafts.
-            verified_logprobs = gather_logprobs(teacher.logprobs, verified)
+            law = speculative_logprobs(*pair, self.lenience)
+            verified_logprobs = gather_logprobs(law, verified).to(logprobs.dtype)
             logprobs = torch.where(is_drafted, verified_logprobs, logprobs)
         for text, is_accepted in zip(texts, accepted.tolist(), strict=True):
             self.drafts[text] = self.drafts[text] + 1 if is_accepted else 0
