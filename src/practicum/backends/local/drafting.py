@@ -43,12 +43,13 @@ class DraftingSampler(LocalSampler):
     drafter: DraftModel
     config: DrafterConfig
     most_texts: int | None = None
-    """The most texts of a call that are sampled with drafts; None: all."""
+    """The most texts of a call that are sampled with drafts, if none is continued; None: all."""
 
     @torch.no_grad()
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample one completion per request, in order; those with drafts have their rounds."""
-        if self.most_texts is not None and len(requests) > self.most_texts:
+        most = self.most_texts
+        if most is not None and (self.kept is not None or len(requests) > most):
             return LocalSampler.sample(self, requests, params)
         samples: list[Sample] = []
         for part in chunks(len(requests), self.batch_size):
