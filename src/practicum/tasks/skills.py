@@ -55,8 +55,8 @@ class Config(TaskConfig):
     skills: tuple[str, ...] = Field(
         default=tuple(SKILLS),
         min_length=1,
-        description="the skills of the held-out prompts; `none`, `high` and `max` walk "
-        "through the alphabet, at the effort of thinking that the system turn names",
+        description="the skills of the held-out prompts; also `none`, `high`, `max`: walks through "
+        "the alphabet at this effort of thinking",
     )
     train: tuple[str, ...] | None = Field(
         default=None,
