@@ -81,7 +81,8 @@ class SpeculativeRule(TokenRule):
         else:
             drafts, _ = student.proposal
             pair = student.logprobs, teacher.logprobs
-            chances = acceptance(*(gather_logprobs(part, drafts) for part in pair), self.lenience)
+            drafted, wanted = (gather_logprobs(logprobs, drafts) for logprobs in pair)
+            chances = acceptance(drafted, wanted, self.lenience)
             accepted = is_drafted & (self.draw_uniforms(texts).to(chances.device) < chances)
             replacements, _ = teacher.draw(residual(*pair, self.lenience))
             verified = torch.where(accepted, drafts, replacements)
