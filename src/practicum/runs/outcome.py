@@ -66,7 +66,7 @@ def build_readings(before: Evaluation | None, current: Evaluation, recipe: Recip
     numbers = {
         "before": before.summarize(),
         "after": current.summarize(),
-        **_measure_gains(before, current, recipe.seed),
+        **_measure_gains(before, current, recipe),
         "alarms": {},
     }
     return {**readings, COLLAPSED: float(is_destroyed(numbers, _read_settings(recipe)))}
