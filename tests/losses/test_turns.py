@@ -6,6 +6,8 @@ from itertools import product
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from practicum import functional as F
@@ -131,9 +133,26 @@ def test_with_one_turn_it_is_the_credit_of_the_answer(advantage: str, has_turns:
         )
     one, *others = (
         find_advantages(Objective.model_validate({"signal": f"score({advantage}{per})"}), rollouts)
-        for per in ("", ", unit=turn", ", unit=episode")
+        for per in ("", ", unit=turn", ", unit=step", ", unit=episode")
     )
     assert one.any() and all(one.equal(other) for other in others)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=TURNS), min_size=2, max_size=5))
+def test_a_step_has_its_own_reward_and_the_completions(talks: list[list[bool]]) -> None:
+    objective = Objective.model_validate({"signal": "score(group_mean, unit=step)"})
+    rollouts = [talk(tuple(map(int, actions)), n, n / 4) for n, actions in enumerate(talks)]
+    scores = [
+        [reward(tuple(map(int, actions[: k + 1]))) + n / 4 for k in range(len(actions))]
+        for n, actions in enumerate(talks)
+    ]
+    expected = []
+    for own in scores:
+        for k, value in enumerate(own):
+            same = [other[k] for other in scores if k < len(other)]
+            expected.append(value - sum(same) / len(same))
+    actual = find_advantages(objective, rollouts)
+    assert actual.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_turns_that_others_did_not_reach_are_compared_among_those_that_did() -> None:
@@ -214,6 +233,7 @@ def test_a_term_adds_up_the_teachers_advantages_by_turn() -> None:
     ("settings", "message"),
     [
         ({"signal": "score(best_of_n, unit=turn)"}, "leave out unit=turn"),
+        ({"signal": "score(best_of_n, unit=step)"}, "leave out unit=step"),
         (
             {"signal": "sampled", "estimator": "score_function(unit=turn, start=1)"},
             "leave out start and length",

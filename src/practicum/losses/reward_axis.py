@@ -19,7 +19,7 @@ class RewardComparison:
     """A rule that turns the rewards of a scorer into advantages, and the completions to compare.
 
     `source` limits the comparison to the completions of a writer, and `unit` is the unit of a
-    reward: a rollout, a turn, or the whole episode.
+    reward: a rollout, a turn with or without ("step") the turns after it, or the whole episode.
     """
 
     advantage: str
@@ -34,7 +34,7 @@ class RewardComparison:
         unchanged, too.
         """
         key = self.unit, self.advantage, self.scorer, self.source
-        if self.unit == "turn":
+        if self.unit in ("turn", "step"):
             return batch.spread_turns(key, lambda: self._compare_turns(batch))
         if self.unit == "episode":
             return batch.spread(key, lambda: self._compare(batch, self._add_up_episodes(batch)))
@@ -73,8 +73,7 @@ class RewardComparison:
     def _compare_turns(self, batch: TokenBatch) -> list[list[float]]:
         """Return the advantage of each turn of each row among the same turns of its group's rows.
 
-        The return of a turn adds up the rewards from this turn on, so that no turn is credited with
-        earlier rewards. Rows that ended earlier have no such turn and are not compared.
+        No turn is credited with earlier rewards. Rows that ended earlier have no such turn and are not compared.
         """
         returns = self._list_returns(batch)
         by_row = [[0.0] * len(rewards) for rewards in batch.turn_rewards]
@@ -109,8 +108,9 @@ class RewardComparison:
 
     def _list_returns(self, batch: TokenBatch) -> list[list[float] | None]:
         """Return the return of each turn of each row; None for rows without any reward."""
+        add = _add_last if self.unit == "step" else _add_up_turns
         return [
-            _add_up_turns(rewards, last)
+            add(rewards, last)
             for rewards, last in zip(
                 batch.turn_rewards, batch.read_rewards(self.scorer), strict=True
             )
@@ -142,3 +142,10 @@ def _add_up_turns(rewards: Sequence[float | None], last: float | None) -> list[f
         total = total if reward is None else total + reward
         returns.append(total)
     return returns[::-1]
+
+
+def _add_last(rewards: Sequence[float | None], last: float | None) -> list[float] | None:
+    """Return the reward of each turn plus the completion's, as `_add_up_turns` otherwise."""
+    if last is None and all(reward is None for reward in rewards):
+        return None
+    return [(reward or 0.0) + (last or 0.0) for reward in rewards]

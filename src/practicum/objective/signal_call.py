@@ -153,8 +153,11 @@ class SignalCall(Call):
         return self.outcome is not None
 
     @property
-    def reward_unit(self) -> Literal["rollout", "episode", "turn"]:
-        """Return the unit that gets an advantage: a rollout, a whole conversation, or each turn."""
+    def reward_unit(self) -> Literal["rollout", "episode", "turn", "step"]:
+        """Return the unit that gets an advantage: a rollout, a whole conversation, or each turn.
+
+        A turn's return has the rewards of later turns, and a step's has not.
+        """
         return "rollout"
 
     @property

@@ -151,6 +151,16 @@ def test_rewards_of_turns_sum_to_the_share_that_was_repaired() -> None:
     assert step.calls[0].outcome == "unknown" and step.reward == 0
 
 
+def test_judged_commands_earn_half_a_point_if_the_expert_enters_them() -> None:
+    task = build_task(files=4, least_wrong=2, turn_rewards="judged")
+    for prompt in task.train_prompts():
+        episode = task.open(prompt, 0)
+        first, *rest = play(task, prompt, [])
+        assert episode.step("ls").reward == episode.step("make").reward == -0.5
+        assert episode.step(f" {first}").reward == 0.5
+        assert all(episode.step(turn).reward == 0.5 for turn in rest)
+
+
 def test_the_shell_closes_after_its_turns() -> None:
     task = build_task(files=1, least_wrong=1, turns=5)
     episode = task.open(task.train_prompts()[0], 0)

@@ -59,9 +59,10 @@ class Config(TaskConfig):
         lt=1,
         description="probability that the expert enters any command but exit",
     )
-    turn_rewards: bool = Field(
+    turn_rewards: bool | Literal["judged"] = Field(
         default=False,
-        description="also reward each command by the change in the share of tests that pass",
+        description="also reward each command by the change in the share of tests that pass; "
+        "`judged`: by 0.5 for the expert's command and -0.5 for any other",
     )
     train_size: int = Field(default=2048, ge=1, description="projects to train on")
     heldout_size: int = Field(default=128, ge=0, description="other projects, to evaluate on")
@@ -171,15 +172,17 @@ class ShellEpisode(Episode):
 
     def step(self, turn: str) -> Observation:
         """Execute the turn as a command; an unknown command is a call without a result."""
-        has_reward = self.config.turn_rewards
-        before = len(self.shell.list_failures()) if has_reward else 0
-        output = self.shell.execute(turn)
+        kind, shell = self.config.turn_rewards, self.shell
+        is_best = kind == "judged" and turn.strip() == shell.choose_command()
+        before = len(shell.list_failures()) if kind else 0
+        output = shell.execute(turn)
         self.count += 1
-        after = len(self.shell.list_failures()) if has_reward else 0
+        after = len(shell.list_failures()) if kind else 0
+        reward = is_best - 0.5 if kind == "judged" else (before - after) / self.config.files
         is_over = not self.shell.is_open or self.count >= self.config.turns
         return Observation(
             None if is_over else Message("user", UNKNOWN if output is None else output),
-            reward=(before - after) / self.config.files if has_reward else None,
+            reward=reward if kind else None,
             calls=(CallRecord("shell", "unknown" if output is None else "answered"),),
         )
 

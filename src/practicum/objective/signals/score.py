@@ -13,13 +13,14 @@ class Config(SignalCall):
     `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
     `among=source` compares only the completions of the term's source (HDPO 2603.23871). `unit=turn`
     compares the return of each turn of a conversation: the environment's rewards from this turn on,
-    plus the completion's reward. `unit=episode` compares the return of the whole conversation.
+    plus the completion's reward; `unit=step` only this turn's reward plus the completion's
+    (OpenClaw-RL 2603.10165). `unit=episode` compares the return of the whole conversation.
     """
 
     type: Literal["score"] = "score"
     advantage: AdvantageName = "group_normalized"
     among: Literal["source"] | None = None
-    unit: Literal["rollout", "episode", "turn"] = "rollout"
+    unit: Literal["rollout", "episode", "turn", "step"] = "rollout"
     sampled: ClassVar[bool] = True
     usual: ClassVar[EstimatorCall] = ScoreFunction()
 
@@ -29,7 +30,7 @@ class Config(SignalCall):
         return self.advantage
 
     @property
-    def reward_unit(self) -> Literal["rollout", "episode", "turn"]:
+    def reward_unit(self) -> Literal["rollout", "episode", "turn", "step"]:
         """Return the unit."""
         return self.unit
 
@@ -50,8 +51,8 @@ class Config(SignalCall):
                 "signal 'score' asks no teacher; leave out target, divergence and the estimator's "
                 "arguments"
             )
-        if self.unit == "turn" and ADVANTAGES[self.advantage].anchored:
-            return f"advantage {self.advantage!r} is for whole answers; leave out unit=turn"
+        if self.unit in ("turn", "step") and ADVANTAGES[self.advantage].anchored:
+            return f"advantage {self.advantage!r} is for whole answers; leave out unit={self.unit}"
         return None
 
     def explain_extras(self, *, has_reward: bool, clip: str, source: str) -> str | None:
