@@ -63,6 +63,7 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
     [
         pytest.param("pipelines/score-agents", marks=pytest.mark.slow),
         pytest.param("pipelines/tcod-shell", marks=pytest.mark.slow),
+        pytest.param("pipelines/openclaw-shell", marks=pytest.mark.slow),
         "pipelines/rstar2-agent",
     ],
 )

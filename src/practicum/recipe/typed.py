@@ -214,7 +214,7 @@ class TaskSection(TypedDict, total=False):
     files: int
     least_wrong: int
     inputs: int
-    turn_rewards: bool | str
+    turn_rewards: bool | Literal["judged"]
     train_seed: int | None
     skills: Sequence[str]
     boxes: int
