@@ -81,8 +81,8 @@ class SpeculativeRule(TokenRule):
         else:
             drafts, _ = student.proposal
             pair = student.logprobs, teacher.logprobs
-            drafted, wanted = (gather_logprobs(logprobs, drafts) for logprobs in pair)
-            chances = acceptance(drafted, wanted, self.lenience)
+            draft, target = (gather_logprobs(logprobs, drafts) for logprobs in pair)
+            chances = acceptance(draft, target, self.lenience)
             accepted = is_drafted & (self.draw_uniforms(texts).to(chances.device) < chances)
             replacements, _ = teacher.draw(residual(*pair, self.lenience))
             verified = torch.where(accepted, drafts, replacements)
