@@ -161,6 +161,17 @@ def use_datasets() -> None:
         assert distil(task=task).summary["steps"] == 1
 
 
+@uses("pictures", "pillow")
+def use_pictures() -> None:
+    """Read a row with a picture."""
+    from picture_files import write_file
+    from row_folder import Folder, read_one
+
+    write_file(Path.cwd(), "a.png")
+    prompt = read_one(Folder(Path.cwd()), {"prompt": "What?", "images": ["a.png"]})
+    assert prompt.messages[0].content == "<image>What?"
+
+
 @uses("track", "trackio", "wandb", "tensorboard", "mlflow")
 def use_track() -> None:
     """Track a run with each service, and check what its client wrote."""

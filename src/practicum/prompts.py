@@ -32,7 +32,8 @@ class Message:
     that the turn added to a stored conversation, including the template's text around it. An
     assistant's turn may have `reasoning`, the thoughts before its text, and `tool_calls`. `reasoning`
     is None if the thoughts are unknown or part of the text, for example between `<think>` and
-    `</think>`.
+    `</think>`. `images` are the pictures of a user's turn, each a path or a `data:` URL, in the order of
+    the `<image>` in its text (see `practicum.pictures`).
     """
 
     role: str
@@ -41,9 +42,10 @@ class Message:
     tokens: tuple[int, ...] = ()
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    images: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the turn in the format of rows of `messages`, without its tokens."""
+        """Return the turn in the format of rows of `messages`, without its tokens and pictures."""
         calls = [call.to_json() for call in self.tool_calls]
         return {
             "role": self.role,
@@ -57,8 +59,8 @@ class Message:
     def from_saved(cls, fields: Mapping[str, Any]) -> "Message":
         """Return the message of the fields that `dataclasses.asdict` gives, read back from JSON."""
         calls = tuple(ToolCall(**call) for call in fields.get("tool_calls", ()))
-        tokens = tuple(fields.get("tokens", ()))
-        return cls(**{**fields, "tokens": tokens, "tool_calls": calls})
+        lists = {name: tuple(fields.get(name, ())) for name in ("tokens", "images")}
+        return cls(**{**fields, **lists, "tool_calls": calls})
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,15 +353,14 @@ def test_a_broken_wrapper_is_refused(folder: Folder, text: str, message: str) ->
 
 # Rows that are refused.
 
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SOUND = {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"prompt": "<image>What is it?", "images": ["a.jpg"]}, "the column images is filled, and onl"),
     ({"prompt": "p", "videos": [{"bytes": "x"}]}, "the column videos is filled"),
-    ({"prompt": "p", "image": "pictures/1.PNG"}, "the column image is filled"),
+    ({"prompt": "p", "picture": "pictures/1.PNG"}, "write columns: {images: picture}"),
     ({"prompt": "p", "audio": {"path": "a.wav"}}, "the column audio is filled"),
     (
-        {"messages": [{"role": "user", "content": [part("What?"), PICTURE]}]},
-        r"messages\[0\].content\[1\] is of the type image_url; only text is read",
+        {"messages": [{"role": "user", "content": [part("What?"), SOUND]}]},
+        r"messages\[0\].content\[1\] is of the type audio_url; only text and pictures are read",
     ),
     (answer(tool_calls=[call()]), "the answer calls the tool 'add', and answers with calls are no"),
     (
@@ -421,9 +420,7 @@ def test_tags_in_place_of_pictures_are_noted_once(folder: Folder) -> None:
     write_lines(folder, [{"prompt": text} for text in texts])
     folder.task()
     (note,) = [note for note in folder.said if "<image>" in note]
-    assert (
-        "2 of 4 rows hold a tag such as <image> or <img ...>, the first is row 2; only te" in note
-    )
+    assert "2 of 4 rows hold a tag such as <image> or <img ...> and have no picture, the fi" in note
 
 
 # Keys that are not used.

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from practicum.pictures import IMAGE
 from practicum.prompts import Message, ToolCall
+from practicum.rows.pictures import PICTURE_PARTS, name_part
 from practicum.rows.strict import Rejected, check_text, parse_text
 
 Note = Callable[[str], None]
@@ -38,7 +40,7 @@ WEIGHTS = ("weight", "loss_weight", "loss")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_PARTS = ("reasoning", "thinking")
 KEYS = ("role", "content")
-NOT_READ = "only text is read, no pictures, sounds or videos; leave such rows out"
+NOT_READ = "only text and pictures are read, no sounds or videos; leave such rows out"
 
 
 @dataclass(slots=True)
@@ -159,7 +161,11 @@ def _parse_turn(row: Any, place: str, key_place: str, note: Note) -> tuple[_File
     content = _parse_content(fields, text_key, key_place, note)
     if content.text is None and not (calls_only or content.calls):
         raise Rejected(f"{place}.{text_key} is not a text")
-    message = Message(ROLES[role], content.text or "", reasoning=content.reasoning)
+    message = Message(
+        ROLES[role], content.text or "", reasoning=content.reasoning, images=tuple(content.images)
+    )
+    if message.images and message.role != "user":
+        raise Rejected(f"{place} is not a turn of the user, and holds a picture; move it to one")
     calls = [*content.calls, *_list_calls(fields)]
     if is_call := role in CALLING:
         calls += _unwrap(parse_text(message.content, f"{place}.{text_key}"))
@@ -187,11 +193,15 @@ def _parse_turn(row: Any, place: str, key_place: str, note: Note) -> tuple[_File
 
 @dataclass(slots=True)
 class _Content:
-    """The content of a turn: its text, its reasoning and its calls."""
+    """The content of a turn: its text with the places of its pictures, its reasoning and its calls.
+
+    A picture without a file is an empty text: the row's column has it.
+    """
 
     text: str | None = None
     reasoning: str | None = None
     calls: list[Any] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
 
 
 def _parse_content(fields: _Fields, text_key: str, key_place: str, note: Note) -> _Content:
@@ -206,6 +216,10 @@ def _parse_content(fields: _Fields, text_key: str, key_place: str, note: Note) -
     content = _Content()
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in PICTURE_PARTS:
+            texts.append(IMAGE)
+            content.images.append(name_part(part, f"{place}[{number}]"))
+            continue
         if kind not in (*TEXT_PARTS, *REASONING_PARTS, "tool_call"):
             raise Rejected(f"{place}[{number}] is of the type {str(kind)[:40]}; {NOT_READ}")
         filled = {key: inner for key, inner in part.items() if inner is not None}

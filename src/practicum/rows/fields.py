@@ -9,6 +9,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from practicum.rows.chat_turns import Note, check_order, parse_turns
+from practicum.rows.pictures import name_all, place_pictures
 from practicum.rows.strict import Rejected, check_text
 from practicum.types import Message, Prompt
 
@@ -17,6 +18,7 @@ FIELDS = (
     "system",
     "prompt",
     "messages",
+    "images",
     "choices",
     "answer",
     "reasoning_content",
@@ -56,6 +58,7 @@ def read_prompt(row: Mapping[str, Any], name: str, note: Note = ignore) -> Promp
     answer = row.get("answer")
     if "choices" in row:
         question, answer = _add_choices(question, row["choices"], answer)
+    question = place_pictures(question, name_all(row.get("images"), "images"))
     response = _check_imitated(reply or worked)
     prompt = Prompt(
         id=identity or name,

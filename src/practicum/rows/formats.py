@@ -35,7 +35,7 @@ _MEDIA_TEXT = re.compile(
 _MEDIA_TAG = re.compile(r"<img\b[^<>]*>|<(image|video|audio)>", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,60}|[a-z]+\[\](\.[A-Za-z0-9_\[\]]{1,30}){1,3}")
 
-ALIASES = {"system_prompt": "system"}
+ALIASES = {"system_prompt": "system", "image": "images"}
 """Columns that are read as a field of another name, if nothing else gives that field."""
 MEDIA = re.compile(r"(image|picture|video|audio)(s|_url|_urls|_path|_paths|_key)?")
 """The names of columns with pictures, videos or sounds."""
@@ -287,7 +287,7 @@ class ColumnReader:
         self._unseen = set(columns.values())
 
     def read(self, row: Columns) -> dict[str, Any]:
-        """Return the row's fields, of `FIELDS`; Rejected if it has pictures or lacks its question."""
+        """Return the row's fields, of `FIELDS`; Rejected if it has sounds or lacks its question."""
         row = {name: value for name, value in row.items() if value is not None}
         if not self._is_decided:
             self._recognise(row)
@@ -301,11 +301,18 @@ class ColumnReader:
             if name in self._taken:
                 continue
             field = ALIASES.get(name, name)
+            if field == "images" and not _is_media(name, cell):
+                # Also the name of a container's image.
+                field = ""
             if field in FIELDS and field not in names:
                 fields[field] = cell
                 names.add(field)
             elif cell not in ("", [], {}) and not _is_label(name, cell):
-                _refuse_media(name, cell)
+                if _is_media(name, cell):
+                    raise Rejected(
+                        f"the column {quote_name(name)} is filled, and {NOT_READ}; for pictures, write "
+                        f"columns: {{images: {quote_name(name)}}}"
+                    )
                 self.note_unused(name, cell)
         for field in self._columns.keys() & QUESTIONS.keys() - fields.keys():
             column = self._columns[field]
@@ -374,19 +381,18 @@ class ColumnReader:
         return sorted(self._unseen)
 
 
-def _refuse_media(name: str, cell: Any) -> None:
-    """Reject a row with something in a column of pictures, videos or sounds."""
-    # An image may also be the name of a container's.
+def _is_media(name: str, cell: Any) -> bool:
+    """Return True for something in a column of pictures, videos or sounds."""
     is_media = isinstance(cell, list | Mapping | bytes) or (
         isinstance(cell, str) and _MEDIA_TEXT.search(cell)
     )
-    if cell and is_media and MEDIA.fullmatch(name.lower()):
-        raise Rejected(f"the column {quote_name(name)} is filled, and {NOT_READ}")
+    return bool(cell and is_media and MEDIA.fullmatch(name.lower()))
 
 
 def shows_media(prompt: Prompt) -> bool:
-    """Return True if a prompt's text has a tag in place of a picture, video or sound."""
-    return any(_MEDIA_TAG.search(message.content) for message in prompt.messages)
+    """Return True if a prompt's text has a tag in place of a picture that it lacks."""
+    turns = (message for message in prompt.messages if not message.images)
+    return any(_MEDIA_TAG.search(message.content) for message in turns)
 
 
 def _is_label(name: str, cell: Any) -> bool:

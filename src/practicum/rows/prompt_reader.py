@@ -40,6 +40,7 @@ from practicum.rows.formats import (
     quote_name,
     shows_media,
 )
+from practicum.rows.pictures import locate_pictures
 from practicum.rows.row_files import EXCERPT, Row
 from practicum.rows.strict import Rejected
 from practicum.sandbox.deadline import OwnWalls
@@ -150,12 +151,14 @@ class PromptReader:
         self._sources: Counter[str] = Counter()
         self._noted: set[str] = set()
 
-    def read(self, rows: Iterable[Row], source: str, part: str) -> list[Prompt]:
+    def read(
+        self, rows: Iterable[Row], source: str, part: str, folder: Path = Path()
+    ) -> list[Prompt]:
         """Return the prompts of a source's rows, for a part of the task such as `train`.
 
         A row without an id is named by its part and number, and from the part's second source on by
-        the source's number too. DataError with the first bad row if too many are bad or none is
-        good.
+        the source's number too. Paths of pictures start at `folder`. DataError with the first bad row
+        if too many are bad or none is good.
         """
         self._sources[part] += 1
         prefix = part if self._sources[part] == 1 else f"{part}-{self._sources[part]}"
@@ -170,7 +173,7 @@ class PromptReader:
         ]
         for row in chain([] if first is None else [first], rows):
             try:
-                prompt = self._read_row(row, columns, f"{prefix}-{row.number}", ids)
+                prompt = self._read_row(row, columns, f"{prefix}-{row.number}", ids, folder)
                 for checker in checkers:
                     _check_answer(prompt, checker)
             except Rejected as rejection:
@@ -194,8 +197,8 @@ class PromptReader:
         if pictures:
             log.info(
                 f"{source}: {len(pictures)} of {len(prompts)} rows hold a tag such as <image> or "
-                f"<img ...>, the first is row {pictures[0]}; only text is read, so leave out rows "
-                "with questions that need a picture"
+                f"<img ...> and have no picture, the first is row {pictures[0]}; give pictures in the "
+                "column images, or leave out rows with questions that need one"
             )
         return prompts
 
@@ -218,13 +221,16 @@ class PromptReader:
         log.info(f"{source}: read without task.columns, since row {first.number} has no {names}")
         return {}
 
-    def _read_row(self, row: Row, columns: ColumnReader, name: str, ids: set[str]) -> Prompt:
+    def _read_row(
+        self, row: Row, columns: ColumnReader, name: str, ids: set[str], folder: Path
+    ) -> Prompt:
         if isinstance(row.columns, Rejected):
             raise row.columns
         tests, columns_read = self._split_tests(row.columns)
         prompt = read_prompt(columns.read(columns_read), name, columns.note_unused)
         columns.check_label(row.columns, prompt)
-        prompt = replace(prompt, privileged={**prompt.privileged, **tests})
+        placed = locate_pictures(prompt.messages, folder)
+        prompt = replace(prompt, messages=placed, privileged={**prompt.privileged, **tests})
         if prompt.id in ids:
             raise Rejected(f"id {prompt.id[:EXCERPT]!r} was used before")
         return prompt
@@ -416,5 +422,8 @@ def choose_heldout(prompts: Sequence[Prompt], amount: int | float, seed: int) ->
     return [prompt for prompt in prompts if hashes[prompt.id] in chosen]
 
 
-def _normalize(prompt: Prompt) -> tuple[tuple[str, str], ...]:
-    return tuple((message.role, " ".join(message.content.split())) for message in prompt.messages)
+def _normalize(prompt: Prompt) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    return tuple(
+        (message.role, " ".join(message.content.split()), message.images)
+        for message in prompt.messages
+    )

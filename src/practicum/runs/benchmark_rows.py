@@ -71,7 +71,8 @@ def read_benchmark(configs: Sequence[Config], path: Path) -> list[Prompt]:
     """Return the prompts of a file; its rows must be good for the verifiers of all configs."""
     names = [name_object(config.verifier) for config in configs]
     rows = read_rows(path, configs[0].max_row_bytes)
-    return PromptReader(configs[0], verifiers=names).read(rows, str(path), "heldout")
+    reader = PromptReader(configs[0], verifiers=names)
+    return reader.read(rows, str(path), "heldout", path.parent)
 
 
 def check_gradings(gradings: Sequence[Grading], prompts: Sequence[Prompt], source: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from practicum.models.config import ModelConfig
 from practicum.models.digests import digest_model
+from practicum.pictures import list_ids
 from practicum.ports import LoadedScalar, Model, Student
 from practicum.recipe import Recipe
 from practicum.text import Renderer
@@ -104,4 +105,13 @@ def _encode_prompt(prompt: Prompt) -> list[Any]:
     turns = [[message.to_json(), message.tokens] for message in prompt.messages]
     imitated = [prompt.response, prompt.reasoning]
     labels = [prompt.domain, prompt.teacher]
-    return [prompt.id, turns, prompt.answer, *imitated, *labels, dict(prompt.privileged)]
+    pictures = list_ids(prompt.messages)
+    return [
+        prompt.id,
+        turns,
+        prompt.answer,
+        *imitated,
+        *labels,
+        dict(prompt.privileged),
+        *pictures,
+    ]

@@ -64,7 +64,8 @@ def build(config: Config, context: TaskContext) -> Task:
         split = str(splits[part])
         source = f"{config.path}[{split}]"
         rows = _iterate(load_split(config, split, context.base_dir), source)
-        return reader.read(number_rows(rows), source, part)
+        folder = (context.base_dir / config.path).parent
+        return reader.read(number_rows(rows), source, part, folder)
 
     return build_prompt_set(config, context, read_part)
 

@@ -1,6 +1,6 @@
 """Prompts from files of rows: JSON Lines, a JSON list, CSV, TSV or Parquet, chosen by the suffix.
 
-A row has `prompt` or `messages`, and may have `system`, `choices`, `id`, `answer`, `response` (a
+A row has `prompt` or `messages`, and may have `system`, `images`, `choices`, `id`, `answer`, `response` (a
 full worked answer), `reasoning_content`, `domain`, `teacher` and `privileged` (an object of texts
 for a teacher only). `columns` maps these fields to other column names; the forms in
 `practicum.rows.formats` are known. Rows that cannot be used are written to `rejected.jsonl` with
@@ -51,7 +51,7 @@ class Config(RowsConfig):
 
     def read_file(self, reader: PromptReader, path: Path, part: str) -> list[Prompt]:
         """Return the prompts of one file; DataError if too many of its rows are bad."""
-        return reader.read(read_rows(path, self.max_row_bytes), str(path), part)
+        return reader.read(read_rows(path, self.max_row_bytes), str(path), part, path.parent)
 
 
 def build(config: Config, context: TaskContext) -> Task:

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from practicum.costs import Meter
-from practicum.errors import TeacherError
+from practicum.errors import DataError, TeacherError
 from practicum.objective import Signal
 from practicum.ports import (
     Capabilities,
@@ -293,8 +293,12 @@ def build_failed_sample(params: SamplingParams) -> Sample:
 def list_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Convert messages to the servers' form: calls with ids, and arguments as JSON texts.
 
-    The results of tools follow their calls in order.
+    The results of tools follow their calls in order. DataError if a turn has a picture.
     """
+    if any(message.images for message in messages):
+        raise DataError(
+            "a prompt has pictures, and only texts are sent to a chat server; take a local teacher"
+        )
     turns = [message.to_json() for message in messages]
     called = results = 0
     for turn in turns:

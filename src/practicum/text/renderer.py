@@ -69,6 +69,11 @@ class Renderer:
         if messages and messages[-1].role == "assistant":
             *earlier, answer = messages
             return (*self.render(earlier), *self.encode_answer_text(answer.content))
+        if any(message.images for message in messages):
+            raise ModelError(
+                f"{self._chat.name}: a prompt has pictures, and this model reads text; give it a "
+                "prompt without images"
+            )
         if not self._shows_question:
             raise ModelError(
                 f"{self._chat.name}: the chat template does not show the question; it may be made for "

@@ -19,6 +19,7 @@ from typing import Any
 from practicum.core.options import spell_options
 from practicum.errors import RecipeError
 from practicum.monitors import MONITORS
+from practicum.pictures import list_ids
 from practicum.recipe import Recipe, load_recipe
 from practicum.runs.opening import build_task
 from practicum.types import Prompt
@@ -270,7 +271,12 @@ def _collect_controls(recipe: Recipe, budget: ComparisonBudget) -> dict[str, obj
 def _hash_prompts(prompts: Sequence[Prompt]) -> str:
     """Return the SHA-256 of the prompts' messages and expected answers, in hexadecimal."""
     content: list[Any] = [
-        [prompt.id, [message.to_json() for message in prompt.messages], prompt.answer]
+        [
+            prompt.id,
+            [message.to_json() for message in prompt.messages],
+            prompt.answer,
+            *list_ids(prompt.messages),
+        ]
         for prompt in prompts
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

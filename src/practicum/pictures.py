@@ -1,0 +1,150 @@
+"""Pictures in prompts: where they lie, whether they can be read, and the tokens that stand for them.
+
+A message names its pictures as texts, a path or a `data:` URL, and `<image>` marks their places.
+"""
+
+# Without torch, as `practicum.prompts`.
+
+import base64
+import binascii
+import hashlib
+import io
+import re
+import struct
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from zlib import error as ZlibError
+
+from practicum.errors import DataError, suggest_install
+from practicum.prompts import Message
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE = "<image>"
+"""The place of a picture in a message's text, as LLaMA-Factory and ms-swift write it."""
+
+MOST_PIXELS = 1 << 25
+"""The pixels of the largest picture, 8K; a small file may unpack to more than memory holds."""
+
+MOST_BYTES = 1 << 26
+
+FIRST_PICTURE = 1 << 52
+"""The least id of a picture's tokens. JSON readers hold ids below 2**53 exactly."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""The formats that are read; pillow runs other programs for some of the others."""
+
+_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
+
+
+class PictureReader(Protocol):
+    """Turns pictures into the tokens that one model reads in their places."""
+
+    @property
+    def place(self) -> str:
+        """The text that the model's chat template writes for a picture."""
+        ...
+
+    def read(self, image: str) -> tuple[int, ...]:
+        """Return a picture's tokens; its placeholders have the id `identify` gives."""
+        ...
+
+
+def is_picture(token: int) -> bool:
+    """Return True for the id of a picture's placeholder, which no vocabulary has."""
+    return token >= FIRST_PICTURE
+
+
+def identify(content: bytes) -> int:
+    """Return the token that stands for a picture: 48 bits of the SHA-256 of its file.
+
+    Tokens of two pictures differ, so prompts with the same text and other pictures do too (as the
+    pad values of SGLang).
+    """
+    return FIRST_PICTURE | int.from_bytes(hashlib.sha256(content).digest()[:6])
+
+
+def list_ids(messages: Iterable[Message]) -> list[int]:
+    """Return the tokens that stand for the pictures of messages, which identify their files."""
+    return [identify(load_bytes(image)) for message in messages for image in message.images]
+
+
+def encode_bytes(content: bytes) -> str:
+    """Return a picture's file as a `data:` URL."""
+    return f"data:image/any;base64,{base64.b64encode(content).decode()}"
+
+
+def load_bytes(image: str) -> bytes:
+    """Return the bytes of a picture's file; DataError if it is missing, remote or too large."""
+    match = _DATA_URL.match(image)
+    if match is None and (scheme := _SCHEME.match(image)):
+        raise DataError(
+            f"picture {image[:60]!r}: {scheme[0]} is not read, only files and data:image/...;base64, "
+            "texts; download the picture and give its path"
+        )
+    try:
+        if match is not None:
+            content = base64.b64decode(image[match.end() :], validate=True)
+        else:
+            path = Path(image)
+            content = b"" if path.stat().st_size > MOST_BYTES else path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = "is not base64" if isinstance(error, binascii.Error) else "cannot be read"
+        raise DataError(
+            f"picture {image[:60]!r} {reason} ({error}); paths start at the folder of the rows' file"
+        ) from None
+    if not content or len(content) > MOST_BYTES:
+        raise DataError(
+            f"picture {image[:60]!r} is empty or has over {MOST_BYTES >> 20} MiB; save it smaller"
+        )
+    return content
+
+
+def open_picture(content: bytes) -> "Image":
+    """Return a picture upright and in RGB; DataError if it is damaged, too large or animated."""
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise DataError(
+            f"pictures need the package pillow; {suggest_install('pictures')}"
+        ) from error
+    limit = f"has over {MOST_PIXELS >> 20} megapixels; save it smaller"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        if picture.width * picture.height > MOST_PIXELS:
+            raise DataError(f"the picture of {picture.width} x {picture.height} pixels {limit}")
+        # The second frame of a camera's MPO file is another view, and no motion.
+        if picture.format != "MPO" and _has_second_frame(picture):
+            raise DataError("the picture is animated; save the frame that is meant")
+        return ImageOps.exif_transpose(picture).convert("RGB")
+    except Image.DecompressionBombError:
+        raise DataError(f"the picture {limit}") from None
+    except UnidentifiedImageError:
+        kinds = ", ".join(FORMATS)
+        raise DataError(f"the file is no picture that is read ({kinds}); convert it") from None
+    # Decoders of damaged files raise errors of many kinds.
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, ZlibError) as error:
+        raise DataError(
+            f"the picture is damaged ({type(error).__name__}: {error}); copy it again"
+        ) from None
+
+
+def _has_second_frame(picture: "Image") -> bool:
+    try:
+        picture.seek(1)
+    except EOFError:
+        return False
+    return True
+
+
+def split_text(content: str, images: Sequence[str]) -> list[str]:
+    """Return the texts around a message's pictures."""
+    texts = content.split(IMAGE) if images else [content]
+    assert len(texts) == len(images) + 1, "rows with other counts were rejected"
+    return texts
