@@ -14,7 +14,7 @@ import struct
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from zlib import error as ZlibError
 
 from practicum.errors import DataError, suggest_install
@@ -54,8 +54,8 @@ class PictureReader(Protocol):
         ...
 
 
-def is_picture(token: int) -> bool:
-    """Return True for the id of a picture's placeholder, which no vocabulary has."""
+def is_picture(token: Any) -> Any:
+    """Return True for the id of a picture's placeholder, or a mask for a tensor of ids."""
     return token >= FIRST_PICTURE
 
 
@@ -141,6 +141,12 @@ def _has_second_frame(picture: "Image") -> bool:
     except EOFError:
         return False
     return True
+
+
+def load_picture(image: str) -> "tuple[int, Image]":
+    """Return the token that stands for a picture, and its pixels."""
+    content = load_bytes(image)
+    return identify(content), open_picture(content)
 
 
 def split_text(content: str, images: Sequence[str]) -> list[str]:

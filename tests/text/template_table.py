@@ -156,7 +156,14 @@ class Reference:
         self.switch = {} if thinking is None else {"enable_thinking": thinking}
 
     def text(self, turns: Sequence[Mapping[str, Any]], generation: bool, tools: Any = None) -> str:
-        """Return the text of the turns."""
+        """Return the text of the turns, as parts for a template that shows no text otherwise."""
+        if self.renderer._chat._needs_parts:
+            turns = [
+                {**turn, "content": [{"type": "text", "text": turn["content"]}]}
+                if isinstance(turn.get("content"), str)
+                else turn
+                for turn in turns
+            ]
         return str(
             self.renderer.tokenizer.apply_chat_template(
                 [dict(turn) for turn in turns],

@@ -45,9 +45,7 @@ def test_every_kind_of_conversation_is_that_of_transformers_or_refused(name, swi
     outcome = {kind: try_kind(renderer(name, SWITCHES[switch]), kind) for kind in KINDS}
     differing = {kind: found for kind, found in outcome.items() if found.startswith("DIFFERS")}
     assert not differing
-    refused = name == "lists of parts"
-    assert outcome["plain"].startswith("refused: does not show the question") == refused
-    assert refused or not outcome["plain"].startswith("refused"), outcome
+    assert not outcome["plain"].startswith("refused"), outcome
 
 
 OPENED = "the prompt opens thoughts"
@@ -98,7 +96,7 @@ def test_thoughts_behind_a_closed_block_are_refused_or_left_out(name):
     assert without == writer.encode_answer(QUESTION, PLAIN, 999)
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "lists of parts"])
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_an_answer_is_read_back_as_the_text_that_it_was_written_from(name):
     """Check that a thinking teacher's answers have both marks around the thoughts, also if its prompt opened them."""
     writer = renderer(name)
@@ -126,8 +124,9 @@ def test_an_end_token_in_an_answer_is_written_once():
 
 
 def test_a_template_that_does_not_show_the_question_is_refused():
-    with pytest.raises(ModelError, match="does not show the question; it may be made for lists"):
-        renderer("lists of parts").render(QUESTION)
+    writer = build_renderer("{% for m in messages %}{{ m.role }}{% endfor %}", ("</s>",), None)
+    with pytest.raises(ModelError, match="does not show the question; write another `template:`"):
+        writer.render(QUESTION)
 
 
 def test_the_table_is_of_this_code_and_most_templates_write_a_plain_answer():

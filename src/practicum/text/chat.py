@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from practicum.errors import DataError, ModelError
+from practicum.pictures import split_text
 from practicum.prompts import Message, ToolUse
 from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
 from practicum.text.safe import excerpt
@@ -178,7 +179,11 @@ class ChatTemplate:
         is_answer = turn.role == "assistant"
         fields = self._write_turn(turn)
         # A template decides by `</think>` what it writes of an earlier answer.
-        fields["content"] = marker.join(self.split(fields["content"], is_answer=is_answer))
+        texts = [
+            marker.join(self.split(text, is_answer=is_answer))
+            for text in split_text(fields["content"], turn.images)
+        ]
+        fields["content"] = _list_parts(texts) if turn.images else texts[0]
         other_texts = {
             name: fields[name] for name in (*REASONING_KEYS, "tool_calls") if name in fields
         }
@@ -211,6 +216,22 @@ class ChatTemplate:
         if isinstance(part, list):
             return [self._mark_json(member, marker, pattern) for member in part]
         return part
+
+    @cached_property
+    def _needs_parts(self) -> bool:
+        """Return True if the template shows a question as a list of parts and not as a text."""
+        marker = find_unused_marker(self.source)
+        question = {"role": "user", "content": marker}
+
+        def shows(turn: Mapping[str, Any]) -> bool:
+            try:
+                return marker in self._render([turn], generation=True)
+            except ModelError:
+                return False
+
+        # Most templates name no type of a part, and need no rendering to tell.
+        may_need = re.search(r"\btype\b", self.source) is not None
+        return may_need and not shows(question) and shows(_write_parts(question))
 
     def _drop_default_system(self, text: str) -> str:
         """Return the text without the system turn that the template writes by default."""
@@ -246,6 +267,16 @@ class ChatTemplate:
         generation: bool,
     ) -> str:
         """Return the text that the template writes; ModelError if it refuses the turns."""
+        turns = [_write_parts(turn) for turn in turns] if self._needs_parts else turns
+        return self._render(turns, tools, generation=generation)
+
+    def _render(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        generation: bool,
+    ) -> str:
         switches: dict[str, Any] = (
             {} if self.thinking is None else {"enable_thinking": self.thinking}
         )
@@ -274,3 +305,18 @@ class ChatTemplate:
                 f"({kind}{excerpt(str(error))}); change the prompts or write another `template:` "
                 "in the recipe"
             ) from error
+
+
+def _list_parts(texts: Sequence[str]) -> list[dict[str, str]]:
+    """Return the texts around pictures as a turn's parts."""
+    parts = [{"type": "text", "text": texts[0]}]
+    for text in texts[1:]:
+        parts += [{"type": "image"}, {"type": "text", "text": text}]
+    return [part for part in parts if part.get("text") != ""]
+
+
+def _write_parts(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a turn with its text as a list of one part."""
+    content = turn["content"]
+    text = [{"type": "text", "text": content}]
+    return {**turn, "content": text if isinstance(content, str) else content}

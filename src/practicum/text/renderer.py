@@ -1,6 +1,6 @@
 """Messages to token ids by a chat template, and token ids back to text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.errors import ModelError
+from practicum.pictures import IMAGE, PictureReader, is_picture
 from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
 from practicum.text.chat import ChatTemplate
 from practicum.text.continuations import ClosedThoughts, Continuations
@@ -28,7 +29,8 @@ class Renderer:
     `system` is the system turn of prompts without one: None leaves it to the template, which may
     write a default, and "" means no system turn at all. `template` replaces the tokenizer's chat
     template; `thinking` sets the template's `enable_thinking`. The template writes the `tools` that
-    the model may call before each prompt.
+    the model may call before each prompt. `pictures` reads the pictures of prompts; None: the model
+    reads text only.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -37,6 +39,7 @@ class Renderer:
     thinking: bool | None = None
     stop_ids: frozenset[int] = frozenset()
     tools: ToolUse | None = None
+    pictures: PictureReader | None = None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -69,15 +72,17 @@ class Renderer:
         if messages and messages[-1].role == "assistant":
             *earlier, answer = messages
             return (*self.render(earlier), *self.encode_answer_text(answer.content))
-        if any(message.images for message in messages):
+        images = [image for message in messages for image in message.images]
+        if images and self.pictures is None:
             raise ModelError(
-                f"{self._chat.name}: a prompt has pictures, and this model reads text; give it a "
-                "prompt without images"
+                f"{self._chat.name}: a prompt has pictures, and they are not read here; pictures need "
+                "backend: local without rollout.engine and without a drafter, and a vision-language "
+                "model with its processor; a teacher may see none (type: privileged, images: none)"
             )
         if not self._shows_question:
             raise ModelError(
-                f"{self._chat.name}: the chat template does not show the question; it may be made for "
-                "lists of parts, with pictures; write another `template:` in the recipe"
+                f"{self._chat.name}: the chat template does not show the question; write another "
+                "`template:` in the recipe"
             )
         if stored := self.restore_tokens(messages):
             return stored
@@ -85,7 +90,25 @@ class Renderer:
             self._behind.strip_end(turn) if turn.role == "assistant" else turn for turn in messages
         ]
         marker = self._chat.find_marker(turns)
-        return tuple(self._chat.tokenize(self._chat.write(turns, marker).split(marker)))
+        text = self._chat.write(turns, marker)
+        if self.pictures is not None and images:
+            return tuple(self._tokenize_around(text, marker, images, self.pictures))
+        return tuple(self._chat.tokenize(text.split(marker)))
+
+    def _tokenize_around(
+        self, text: str, marker: str, images: Sequence[str], reader: PictureReader
+    ) -> Iterator[int]:
+        """Yield the tokens of a prompt's text, with pictures in the places that the template wrote."""
+        pieces = text.split(reader.place)
+        if len(pieces) != len(images) + 1:
+            raise ModelError(
+                f"{self._chat.name}: the chat template shows {len(pieces) - 1} of {len(images)} pictures; "
+                f"write a `template:` with {reader.place} for each"
+            )
+        yield from self._chat.tokenize(pieces[0].split(marker))
+        for image, piece in zip(images, pieces[1:], strict=True):
+            yield from reader.read(image)
+            yield from self._chat.tokenize(piece.split(marker))
 
     def restore_tokens(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
         """Return the tokens of a conversation with stored answer tokens, up to the next answer.
@@ -230,8 +253,10 @@ class Renderer:
         """Return the tokens of a reply: from the student's stop token to its next turn.
 
         Control tokens in the messages stay text. Raises ModelError if the template shows no earlier
-        turns or refuses a message's role.
+        turns or refuses a message's role, or if a message has a picture.
         """
+        if any(message.images for message in messages):
+            raise ModelError("a reply has pictures, which are read in prompts only")
         return self._behind.encode_reply(messages)
 
     def encode(self, text: str) -> list[int]:
@@ -301,7 +326,8 @@ class Renderer:
         end = len(tokens)
         while end and tokens[end - 1] in self._control_ids:
             end -= 1
-        return str(self.tokenizer.decode(list(tokens[:end]), clean_up_tokenization_spaces=False))
+        text = [token for token in tokens[:end] if not is_picture(token)]
+        return str(self.tokenizer.decode(text, clean_up_tokenization_spaces=False))
 
     def decode_all(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each answer, as `decode` does."""
@@ -313,6 +339,8 @@ class Renderer:
         A byte that is no character by itself reads as `\\xe2`. An id that the tokenizer does not
         know, which is a padding row of the embedding, reads as `<id>`.
         """
+        if is_picture(token):
+            return IMAGE
         raw = self.tokenizer.convert_ids_to_tokens(token)
         if not isinstance(raw, str):
             return f"<{token}>"
