@@ -17,6 +17,7 @@ from practicum.errors import DataError
 from practicum.pictures import identify, load_bytes
 from practicum.prompts import Prompt
 from practicum.runs.identity import digest_prompts
+from practicum.teachers.privileged import Config, add_context
 from practicum.teaching.chat import list_turns
 
 TEXT = "How many dots?"
@@ -182,3 +183,32 @@ def test_a_chat_server_is_sent_no_prompt_with_pictures(folder: Folder) -> None:
 def test_a_prompt_with_pictures_survives_json(folder: Folder) -> None:
     prompt = read_one(folder, {"prompt": TEXT, "images": ["a.png"]})
     assert Prompt.from_json(json.loads(json.dumps(asdict(prompt)))) == prompt
+
+
+def test_a_teacher_sees_its_own_pictures_or_none(folder: Folder) -> None:
+    write_file(folder.path, "b.png", seed=1)
+    row = {"prompt": f"<image>{TEXT}", "images": ["a.png"], "teacher_images": ["b.png"]}
+    prompt = read_one(folder, row)
+
+    def see(**settings: Any) -> tuple[str, list[str]]:
+        config = Config.model_validate({"teacher": {"type": "self"}, **settings})
+        (turn,) = add_context(prompt, config).messages
+        return turn.content, [Path(image).name for image in turn.images]
+
+    assert see(images="none") == (TEXT, [])
+    assert see(images="teacher") == (f"<image>{TEXT}", ["b.png"])
+    assert see(question="A caption. {question}") == (f"A caption. <image>{TEXT}", ["a.png"])
+    assert see(question="Another?") == ("<image>Another?", ["a.png"])
+    assert see(question="A caption. {question}", images="none") == (f"A caption. {TEXT}", [])
+    with pytest.raises(DataError, match=r"teacher\.question shows other places for them"):
+        see(question="{question} {question}")
+
+
+def test_a_teachers_pictures_are_counted_and_asked_for(folder: Folder) -> None:
+    row = {"prompt": "<image><image>", "images": ["a.png"] * 2, "teacher_images": ["a.png"]}
+    with pytest.raises(DataError, match="the row has 1 pictures and 2 places"):
+        read_one(folder, row)
+    prompt = read_one(folder, {"prompt": TEXT, "images": ["a.png"]})
+    config = Config.model_validate({"teacher": {"type": "self"}, "images": "teacher"})
+    with pytest.raises(DataError, match=r"has no teacher_images, which teacher\.images asks for"):
+        add_context(prompt, config)

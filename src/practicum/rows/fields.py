@@ -1,5 +1,6 @@
 """From the fields of a row to a prompt: each row is accepted, or rejected with a reason."""
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from practicum.rows.chat_turns import Note, check_order, parse_turns
-from practicum.rows.pictures import name_all, place_pictures
+from practicum.rows.pictures import TEACHER_IMAGES, drop_pictures, name_all, place_pictures
 from practicum.rows.strict import Rejected, check_text
 from practicum.types import Message, Prompt
 
@@ -19,6 +20,7 @@ FIELDS = (
     "prompt",
     "messages",
     "images",
+    "teacher_images",
     "choices",
     "answer",
     "reasoning_content",
@@ -58,6 +60,10 @@ def read_prompt(row: Mapping[str, Any], name: str, note: Note = ignore) -> Promp
     answer = row.get("answer")
     if "choices" in row:
         question, answer = _add_choices(question, row["choices"], answer)
+    privileged = _parse_privileged(row)
+    if teacher_images := name_all(row.get("teacher_images"), "teacher_images"):
+        place_pictures(drop_pictures(question), teacher_images)
+        privileged[TEACHER_IMAGES] = json.dumps(teacher_images)
     question = place_pictures(question, name_all(row.get("images"), "images"))
     response = _check_imitated(reply or worked)
     prompt = Prompt(
@@ -67,7 +73,7 @@ def read_prompt(row: Mapping[str, Any], name: str, note: Note = ignore) -> Promp
         response=None if response is None else response.content,
         domain=_get_label(row, "domain"),
         teacher=_get_text(row, "teacher"),
-        privileged=_parse_privileged(row),
+        privileged=privileged,
         reasoning=None if response is None else response.reasoning,
     )
     return _add_reasoning(prompt, _get_text(row, "reasoning_content"), note)

@@ -1,6 +1,7 @@
 """Read the pictures of a row: in a column, in the parts of a turn, by path, bytes, base64 or `data:` URL."""
 
 import binascii
+import json
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,11 @@ from typing import Any
 
 from practicum.errors import DataError
 from practicum.pictures import IMAGE, encode_bytes, load_bytes, open_picture
-from practicum.prompts import Message
+from practicum.prompts import Message, Prompt
 from practicum.rows.strict import Rejected
+
+TEACHER_IMAGES = "teacher_images"
+"""The column, and the privileged field, with the pictures that a teacher sees instead (ms-swift)."""
 
 PICTURE_PARTS = ("image", "image_url", "input_image")
 """The types of a turn's parts that are pictures (TRL and OpenAI)."""
@@ -86,14 +90,48 @@ def place_pictures(messages: tuple[Message, ...], images: Sequence[str]) -> tupl
     return tuple(turns)
 
 
-def locate_pictures(messages: Sequence[Message], folder: Path) -> tuple[Message, ...]:
-    """Return the messages with paths that start at a folder; Rejected if a picture cannot be read."""
-    return tuple(
+def drop_pictures(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages without their pictures, whose places stay in the text."""
+    return tuple(replace(turn, images=()) if turn.images else turn for turn in messages)
+
+
+def locate_pictures(prompt: Prompt, folder: Path) -> Prompt:
+    """Return the prompt with paths that start at a folder; Rejected if a picture cannot be read."""
+    messages = tuple(
         replace(turn, images=tuple(_locate(image, folder) for image in turn.images))
         if turn.images
         else turn
-        for turn in messages
+        for turn in prompt.messages
     )
+    privileged = dict(prompt.privileged)
+    if TEACHER_IMAGES in privileged:
+        images = json.loads(privileged[TEACHER_IMAGES])
+        privileged[TEACHER_IMAGES] = json.dumps([_locate(image, folder) for image in images])
+    return replace(prompt, messages=messages, privileged=privileged)
+
+
+def show_pictures(prompt: Prompt, which: str | None) -> Prompt:
+    """Return the prompt with the row's pictures for a teacher (`teacher`), or with `none`.
+
+    DataError if the row has no pictures for a teacher.
+    """
+    if which is None:
+        return prompt
+    bare = drop_pictures(prompt.messages)
+    if which == "teacher":
+        if TEACHER_IMAGES not in prompt.privileged:
+            raise DataError(
+                f"prompt {prompt.id!r} has no {TEACHER_IMAGES}, which teacher.images asks for; add them "
+                "to the task's rows"
+            )
+        placed = place_pictures(bare, json.loads(prompt.privileged[TEACHER_IMAGES]))
+        return replace(prompt, messages=placed)
+    pairs = zip(bare, prompt.messages, strict=True)
+    texts = (
+        replace(turn, content=turn.content.replace(IMAGE, "")) if before.images else turn
+        for turn, before in pairs
+    )
+    return replace(prompt, messages=tuple(texts))
 
 
 def _locate(image: str, folder: Path) -> str:

@@ -229,8 +229,8 @@ class PromptReader:
         tests, columns_read = self._split_tests(row.columns)
         prompt = read_prompt(columns.read(columns_read), name, columns.note_unused)
         columns.check_label(row.columns, prompt)
-        placed = locate_pictures(prompt.messages, folder)
-        prompt = replace(prompt, messages=placed, privileged={**prompt.privileged, **tests})
+        prompt = locate_pictures(prompt, folder)
+        prompt = replace(prompt, privileged={**prompt.privileged, **tests})
         if prompt.id in ids:
             raise Rejected(f"id {prompt.id[:EXCERPT]!r} was used before")
         return prompt

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
 from practicum.objective import Full, Signal
+from practicum.pictures import IMAGE
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -30,6 +31,7 @@ from practicum.rollouts.fields import (
     list_rollout_fields,
     show_text,
 )
+from practicum.rows.pictures import show_pictures
 from practicum.statistics import group_pairs
 from practicum.teaching.client import FollowerTeacher
 from practicum.teaching.members import pool_answers, pool_capabilities
@@ -85,6 +87,11 @@ class Config(TeacherConfig):
         description="text that replaces the question, with {field} placeholders, including "
         "{question}; from several texts, the first text with all its fields present",
     )
+    images: Literal["none", "teacher"] | None = Field(
+        default=None,
+        description="the pictures that the teacher sees: `none`, or the rows' column `teacher_images`; "
+        "by default the student's",
+    )
     missing: Literal["error", "silent"] = Field(
         default="error",
         description="if a prompt lacks a field: stop, or leave its completions unscored",
@@ -98,12 +105,11 @@ class Config(TeacherConfig):
 
     @model_validator(mode="after")
     def _check_context(self) -> "Config":
-        if not (
-            self.demonstrations or self.references or self.questions or self.system is not None
-        ):
+        settings = (self.demonstrations, self.references, self.questions, self.images)
+        if not any(settings) and self.system is None:
             raise ValueError(
-                "a privileged teacher needs something to see: system, demonstrations, reference or "
-                "question"
+                "a privileged teacher needs something to see: system, demonstrations, reference, "
+                "question or images"
             )
         if self.is_pool and not (
             self.shows(SIBLINGS) and max(len(self.references), len(self.questions)) == 1
@@ -263,6 +269,7 @@ def add_context(
 
     `rollout_fields` holds the notes and known `ROLLOUT_FIELDS` of a completion, if there is one.
     """
+    prompt = show_pictures(prompt, config.images)
     fields = {**list_prompt_fields(prompt), **(rollout_fields or {})}
     lacking = config.list_lacking(fields)
     if lacking:
@@ -283,7 +290,15 @@ def add_context(
     if question is not None:
         users = [n for n, turn in enumerate(turns) if turn.role == "user"]
         place = users[-1] if users else -1
-        turns[place] = Message("user", question)
+        images = turns[place].images
+        # `{question}` has the places of its pictures.
+        marks = "" if IMAGE in question else IMAGE * len(images)
+        if images and (marks + question).count(IMAGE) != len(images):
+            raise DataError(
+                f"prompt {prompt.id!r} has {len(images)} pictures, and teacher.question shows other "
+                f"places for them; write {{question}} once, or images: none"
+            )
+        turns[place] = Message("user", marks + question, images=images)
     messages = (*system, *examples, *turns)
     if reference is not None:
         messages = show_text(messages, reference, config.place)
