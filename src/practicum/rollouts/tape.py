@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from practicum.errors import CheckpointError, DataError
+from practicum.pictures import FIRST_PICTURE
 from practicum.text import Renderer
 from practicum.types import (
     AUTHORS,
@@ -32,6 +33,7 @@ DIGITS = 9
 """The significant digits that restore a float32 exactly."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+PromptTokenId = Annotated[int, Field(ge=0, lt=2 * FIRST_PICTURE)]
 Number = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
@@ -102,7 +104,7 @@ class RolloutRow(BaseModel):
     policy_version: Number
     text: str
     stop_reason: StopReason
-    prompt_tokens: list[TokenId]
+    prompt_tokens: list[PromptTokenId]
     tokens: list[TokenId]
     loss_mask: list[bool]
     sampling_logprobs: list[float | None]

@@ -5,7 +5,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,8 @@ def describe_model(loaded: LoadedModel) -> dict[str, Any]:
     """Return the facts about a model that the driver needs."""
     model = loaded.language_model
     return {
-        "renderer": loaded.renderer,
+        # Pictures stay in the process that reads them, so a prompt with one is refused.
+        "renderer": replace(loaded.renderer, pictures=None),
         "context_length": loaded.context_length,
         "source": loaded.source,
         "dims": measure_dims(model),

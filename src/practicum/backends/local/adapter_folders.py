@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights
 from peft.tuners.lora import LoraLayer, ParamWrapper
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from practicum.backends.local.adapters import ADAPTER_NAME, list_adapted_weights
+from practicum.backends.local.pictures import choose_class
 from practicum.errors import ModelError
 from practicum.text.tokenizers import UNREADABLE, shorten_error
 
@@ -96,7 +97,7 @@ def write_adapter(model: PreTrainedModel, base: str, folder: Path) -> None:
 def _build_skeleton(model: PreTrainedModel) -> PreTrainedModel:
     """Return the modules of a model's base, without weights and without adapters."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(model.config)
+        return choose_class(model.config.model_type).from_config(model.config)
 
 
 def _list_factors(adapter: LoraLayer) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -92,11 +92,13 @@ class LocalBackend(Backend):
         choice, by_engine, decoding = self._context.engine, None, name_decoding(model)
         if choice is not None:
             by_engine = open_engine_trainer(trainer, loaded, choice, self._context)
+        # An engine is sent ids and no pictures, so a prompt with one is refused.
+        pictures = None if by_engine else loaded.renderer.pictures
         return LocalStudent(
             trainer=by_engine or trainer,
             local_trainer=trainer,
             engine_trainer=by_engine,
-            renderer=loaded.renderer,
+            renderer=replace(loaded.renderer, pictures=pictures),
             context_length=loaded.context_length,
             source=loaded.source,
             dims=measure_dims(model),
@@ -112,7 +114,8 @@ class LocalBackend(Backend):
         self, config: DrafterConfig, loaded: LoadedModel, record: ModelRecord | None
     ) -> LocalStudent:
         """Return the drafter of a loaded target as the student."""
-        model, renderer = loaded.language_model, loaded.renderer
+        # A target keeps states of texts for its drafter, so a prompt with a picture is refused.
+        model, renderer = loaded.language_model, replace(loaded.renderer, pictures=None)
         drafter, limits = (
             open_drafter(loaded, config, self._context),
             build_limits(model.device, self._config),

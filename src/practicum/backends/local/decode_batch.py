@@ -261,22 +261,27 @@ class PaddedDecodeBatch:
         )
         mask = torch.cat([state.mask, state.mask.new_ones(len(keep), 1)], dim=1)
         with self._job.weights() as model:
-            hidden, cache = model.extend_body(state.cache, tokens[rows][:, None], mask)
-        self._state = _PaddedState(cache, mask, hidden[:, -1])
+            hidden, cache = model.extend_body(
+                state.cache, tokens[rows][:, None], mask, state.offsets
+            )
+        self._state = _PaddedState(cache, mask, hidden[:, -1], state.offsets)
 
 
 @dataclass(slots=True)
 class _PaddedState:
-    """The KV cache, attention mask and last hidden states of a padded batch."""
+    """The KV cache, attention mask, last hidden states and offsets of positions of a padded batch."""
 
     cache: Cache
     mask: Bool[Tensor, "B M"]
     last_hidden: Float[Tensor, "B D"]
+    offsets: Int[Tensor, " B"] | None
 
 
 def _run_prefill(language_model: LanguageModel, prompts: Sequence[PromptTokens]) -> _PaddedState:
     """Prefill the prompts; compute a long shared prefix once if every layer caches all tokens."""
     caches_all_tokens = language_model.window is None and not language_model.is_recurrent
+    # The end of a shared prefix may lie within a picture.
+    caches_all_tokens &= language_model.pictures is None
     common = count_shared_prefix(prompts) if caches_all_tokens else 0
     shared = common if common >= FEWEST_SAVED_TOKENS else 0
     ids, mask = pad_sequences(
@@ -292,12 +297,14 @@ def _run_prefill(language_model: LanguageModel, prompts: Sequence[PromptTokens])
         _select_rows(cache, ids.new_zeros(len(prompts)))
         mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
     hidden, cache = language_model.extend_body(cache, ids, mask)
-    return _PaddedState(cache, mask, hidden[:, -1])
+    offsets = None if shared else language_model.measure_offsets(ids, mask)
+    return _PaddedState(cache, mask, hidden[:, -1], offsets)
 
 
 def _select(state: _PaddedState, rows: Int[Tensor, " b"]) -> _PaddedState:
     _select_rows(state.cache, rows)
-    return _PaddedState(state.cache, state.mask[rows], state.last_hidden[rows])
+    offsets = None if state.offsets is None else state.offsets[rows]
+    return _PaddedState(state.cache, state.mask[rows], state.last_hidden[rows], offsets)
 
 
 def _select_rows(cache: Cache, rows: Int[Tensor, " b"]) -> None:

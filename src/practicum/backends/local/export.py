@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -20,6 +19,7 @@ from practicum.backends.local.adapter_folders import write_adapter
 from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.export_check import check_export
 from practicum.backends.local.loading import LoadedModel
+from practicum.backends.local.pictures import choose_class
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.files import name_when_complete
@@ -46,6 +46,8 @@ def export(loaded: LoadedModel, folder: Path, *, adapter: bool = False) -> None:
         else:
             _write_model(loaded.language_model.model, staging)
         _copy_tokenizer(loaded).save_pretrained(staging)
+        if loaded.language_model.pictures is not None:
+            loaded.language_model.pictures.save(staging)
         try:
             check_export(loaded, staging)
         except (ModelError, ResourceError) as error:
@@ -57,8 +59,9 @@ def export(loaded: LoadedModel, folder: Path, *, adapter: bool = False) -> None:
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
     """Write the model with its adapters merged, as `save_pretrained` does."""
     # On the meta device: only merged weights take memory in addition to the student's.
+    kind = choose_class(model.config.model_type)
     with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(_describe(model), dtype=model.dtype)
+        plain = kind.from_config(_describe(model), dtype=model.dtype)
     dtypes = {name: weight.dtype for name, weight in plain.state_dict().items()}
     merged = merge_adapters(model)
     weights = {name: weight.to(dtypes[name]) for name, weight in merged.items()}

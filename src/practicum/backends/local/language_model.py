@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from practicum.backends.local.attention import AttentionLayout
+from practicum.backends.local.pictures import Pictures
 from practicum.backends.local.rotary import find_stretched_length
 from practicum.errors import ModelError
 from practicum.functional.head import Head
@@ -58,7 +59,8 @@ class LanguageModel:
     `tokenizer` decodes completions that stop at texts. `decoding` is the implementation that
     samples completions. `longest_text` is the longest text, in tokens, for which the model's rotary
     frequencies are fixed; None if they do not depend on length (see
-    `practicum.backends.local.rotary`).
+    `practicum.backends.local.rotary`). `pictures` holds the pictures that the ids of a batch may name;
+    such a model packs no texts, and reads a prompt's pictures together with all of its tokens.
     """
 
     model: PreTrainedModel
@@ -69,6 +71,7 @@ class LanguageModel:
     tokenizer: PreTrainedTokenizerBase | None = None
     decoding: Decoding = Decoding.TORCH
     longest_text: int | None = None
+    pictures: Pictures | None = None
 
     @property
     def device(self) -> torch.device:
@@ -136,9 +139,8 @@ class LanguageModel:
         """Return the last hidden states of a padded batch."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             output = find_body(self.model)(
-                input_ids=input_ids,
+                **self._read(input_ids, attention_mask),
                 attention_mask=attention_mask.long(),
-                position_ids=_count_positions(attention_mask),
                 use_cache=False,
             )
         return output.last_hidden_state
@@ -148,28 +150,55 @@ class LanguageModel:
         cache: Cache | None,
         input_ids: Int[Tensor, "B L"],
         attention_mask: Bool[Tensor, "B M"],
+        offsets: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Cache]:
         """Continue cached texts; return the new tokens' last hidden states and the longer cache.
 
         `attention_mask` also covers the cached tokens (M = cached + L). Without a cache the model
-        creates a suitable one. Raises ModelError if the model does not use a transformers cache.
+        creates a suitable one. `offsets` are added to the positions after cached pictures; see
+        `measure_offsets`. Raises ModelError if the model does not use a transformers cache.
         """
         body, length = find_body(self.model), input_ids.shape[1]
         parameters = inspect.signature(body.forward).parameters
         name = next((name for name in CACHE_NAMES if name in parameters), None)
         # A pure state-space model has no attention, so only the new tokens need a mask.
         mask = attention_mask if self.attends else attention_mask[:, -length:]
+        arguments = self._read(input_ids, attention_mask)
+        if offsets is not None:
+            arguments["position_ids"] = arguments["position_ids"] + offsets[:, None]
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             output = body(
-                input_ids=input_ids,
+                **arguments,
                 attention_mask=mask.long(),
-                position_ids=_count_positions(attention_mask)[:, -length:],
                 use_cache=True,
                 **({name: cache} if name else {}),
             )
         if name is None or not isinstance(output.get(name), Cache):
             raise ModelError(f"{type(body).__name__} does not use a transformers cache")
         return output.last_hidden_state, output[name]
+
+    def _read(
+        self, input_ids: Int[Tensor, "B L"], attention_mask: Bool[Tensor, "B M"]
+    ) -> dict[str, Tensor]:
+        """Return the body's arguments for new tokens: ids, positions, and the pictures they name."""
+        positions = _count_positions(attention_mask)[:, -input_ids.shape[1] :]
+        arguments = {"input_ids": input_ids, "position_ids": positions}
+        if self.pictures is None:
+            return arguments
+        body = find_body(self.model)
+        return arguments | self.pictures.collect(body, input_ids, attention_mask)
+
+    def measure_offsets(
+        self, input_ids: Int[Tensor, "B L"], attention_mask: Bool[Tensor, "B L"]
+    ) -> Int[Tensor, " B"] | None:
+        """Return how far the positions of later tokens differ from their places in the texts.
+
+        A picture has fewer positions than tokens in some models (Qwen). None if no text has one.
+        """
+        positions = self._read(input_ids, attention_mask)["position_ids"]
+        if positions.ndim == 2:
+            return None
+        return positions.amax(dim=(0, 2)) + 1 - attention_mask.sum(dim=1)
 
     def forward_packed(
         self, input_ids: Int[Tensor, " T"], positions: Int[Tensor, " T"], layout: AttentionLayout
@@ -307,9 +336,16 @@ def find_body(model: PreTrainedModel) -> torch.nn.Module:
     return bodies[0]
 
 
+def find_decoder(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the body's part that reads tokens: all of it, except in a model that also reads pictures."""
+    if model.config.get_text_config() is model.config:
+        return find_body(model)
+    return model.get_decoder()
+
+
 def find_layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
     """Return the list with as many modules as the config has layers, or None."""
     count = model.config.get_text_config().num_hidden_layers
-    modules = find_body(model).modules()
+    modules = find_decoder(model).modules()
     lists = (module for module in modules if isinstance(module, torch.nn.ModuleList))
     return next((module for module in lists if len(module) == count), None)

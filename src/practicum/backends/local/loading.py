@@ -13,7 +13,7 @@ from huggingface_hub.utils import logging as hub_logging
 from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -21,8 +21,14 @@ from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
 from practicum.backends.local.adapters import add_adapters, get_layers
-from practicum.backends.local.language_model import Decoding, LanguageModel
+from practicum.backends.local.language_model import Decoding, LanguageModel, find_body, find_decoder
 from practicum.backends.local.packing import enable_packing
+from practicum.backends.local.pictures import (
+    Pictures,
+    choose_class,
+    open_pictures,
+    reads_pictures,
+)
 from practicum.backends.local.quantising import quantise
 from practicum.backends.local.ranks import is_out_of_memory
 from practicum.backends.local.rotary import fix_rotations
@@ -92,11 +98,20 @@ class ModelFiles:
                 f"{rows} rows; use the tokenizer that belongs to these weights"
             )
 
-    def build_renderer(self, config: ModelConfig, model: PreTrainedModel) -> Renderer:
+    def build_renderer(
+        self, config: ModelConfig, model: PreTrainedModel, pictures: Pictures | None = None
+    ) -> Renderer:
         """Return the renderer of the model's prompts, with its stop tokens."""
         extra_stops = find_stop_ids(self.tokenizer, config.stop, self.source)
         stops = collect_stop_ids(self.tokenizer, [*_find_eos(self.source, model), *extra_stops])
-        return Renderer(self.tokenizer, config.system, config.template, config.thinking, stops)
+        return Renderer(
+            self.tokenizer,
+            config.system,
+            config.template,
+            config.thinking,
+            stops,
+            pictures=pictures,
+        )
 
 
 def open_files(config: ModelConfig, scratch_folder: Path | None = None) -> ModelFiles:
@@ -141,7 +156,8 @@ def load_shared(
     if key not in bases:
         bases[key] = load(config, scratch_folder, decoding, merge=False).language_model
     base = replace(bases[key], tokenizer=files.tokenizer)
-    return LoadedModel(base, files.build_renderer(config, base.model), files.source)
+    renderer = files.build_renderer(config, base.model, base.pictures)
+    return LoadedModel(base, renderer, files.source)
 
 
 def _load(
@@ -150,6 +166,7 @@ def _load(
     """Load a model and check that it can be used."""
     files = open_files(config, scratch_folder)
     source, tokenizer = files.source, files.tokenizer
+    pictures = open_pictures(find_base(source), tokenizer)
     language_model = read_model(source, config, files.vocab_size, files.device, merge=merge)
     files.check_rows(language_model.model)
     check_finite(language_model.model, source)
@@ -170,14 +187,18 @@ def _load(
         language_model,
         no_sampling_reason=reason,
         tokenizer=tokenizer,
-        decoding=Decoding.TORCH if reason else choose_decoding(language_model, decoding),
+        pictures=pictures,
+        decoding=Decoding.TORCH
+        if reason or pictures
+        else choose_decoding(language_model, decoding),
     )
     if language_model.decoding is Decoding.TORCH and decoding in DECODING_NEEDS:
         raise ModelError(
             f"{source}: backend.decoding is {decoding}, but {DECODING_NEEDS[decoding]} and a "
             "Llama-like model; set decoding: auto"
         )
-    return LoadedModel(language_model, files.build_renderer(config, language_model.model), source)
+    renderer = files.build_renderer(config, language_model.model, pictures)
+    return LoadedModel(language_model, renderer, source)
 
 
 def locate_source(config: ModelConfig, scratch_folder: Path | None) -> str:
@@ -210,6 +231,8 @@ def read_model(
     model.eval()
     model.to(device)  # type: ignore[arg-type]
     language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
+    # Packed attention would also replace the attention of the part that reads pictures.
+    packs = 0 if reads_pictures(find_base(source)) else packs
     return enable_packing(fix_length(language_model, config), packs)
 
 
@@ -251,7 +274,7 @@ def load_by_role(
 
 
 def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
-    """Make the weights that the recipe names trainable, in float32.
+    """Make the weights that the recipe names trainable, in float32; a part that reads pictures is frozen.
 
     Raises ModelError if the recipe names more layers than the model has.
     """
@@ -263,6 +286,9 @@ def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, sour
         add_adapters(model, config.lora, seed, list(range(layers - count, layers)))
     elif config.trainable_layers is None:
         model.requires_grad_(True)
+        if (decoder := find_decoder(model)) is not (body := find_body(model)):
+            body.requires_grad_(False)
+            decoder.requires_grad_(True)
     else:
         for layer in list(get_layers(model))[layers - count :]:
             layer.requires_grad_(True)
@@ -297,7 +323,8 @@ def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
     # transformers reports missing weights as a table; the error below reports them in one line.
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        settings, _ = PretrainedConfig.get_config_dict(source)
+        loaded: Any = choose_class(settings.get("model_type", "")).from_pretrained(
             source,
             dtype=dtype,
             use_safetensors=True,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.language_model import LanguageModel, find_body, patch_forwards
+from practicum.backends.local.language_model import LanguageModel, find_decoder, patch_forwards
 from practicum.backends.local.pages import page_out
 from practicum.backends.local.processor import is_amd
 from practicum.backends.local.quantising import has_fewer_bits
@@ -68,7 +68,7 @@ class PrepackedModel(PrepackedMaps):
     """A copy of a language model's maps and head."""
 
     def __init__(self, language_model: LanguageModel, steps: int) -> None:
-        body, head = find_body(language_model.model), language_model.head()
+        body, head = find_decoder(language_model.model), language_model.head()
         super().__init__(body, head, 0 if language_model.autocast else steps)
 
 
@@ -98,7 +98,7 @@ class LayoutStore:
 
 def scores_with_layout(language_model: LanguageModel) -> bool:
     """Return True if scoring with the model, once frozen, uses oneDNN's layout."""
-    layers = _list_linear_layers(find_body(language_model.model))
+    layers = _list_linear_layers(find_decoder(language_model.model))
     weights = sum(layer.weight.numel() for layer in layers)
     return count_cached_bytes(weights + language_model.head().weight.numel()) > 0
 

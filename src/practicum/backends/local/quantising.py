@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from practicum.backends.local.language_model import LanguageModel, find_body
+from practicum.backends.local.language_model import LanguageModel, find_decoder
 from practicum.errors import ModelError, RecipeError, suggest_install
 from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.models.quantization import QUANTIZATIONS, QuantizationName
@@ -55,7 +55,7 @@ def _list_layers(
     language_model: LanguageModel, name: QuantizationName, source: str
 ) -> Iterator[torch.nn.Linear]:
     """Yield the body's linear layers; raise ModelError if they cannot be rounded or are few."""
-    body, multiple = find_body(language_model.model), QUANTIZATIONS[name].multiple_of
+    body, multiple = find_decoder(language_model.model), QUANTIZATIONS[name].multiple_of
     layers = {key: part for key, part in body.named_modules() if isinstance(part, torch.nn.Linear)}
     linear_ids = {id(layer.weight) for layer in layers.values()}
     embeddings = {

@@ -66,6 +66,7 @@ def build_scorer(
         complete = partial(
             replace,
             no_sampling_reason=model.no_sampling_reason,
+            pictures=model.pictures,
             tokenizer=model.tokenizer,
             decoding=model.decoding,
         )

@@ -8,7 +8,7 @@ over thousands of tokens, but takes most of the time in a decode step of a few t
 import torch
 from torch import Tensor
 
-from practicum.backends.local.language_model import LanguageModel, find_body
+from practicum.backends.local.language_model import LanguageModel, find_decoder
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def round_linear_maps(language_model: LanguageModel) -> dict[str, Tensor]:
     names = {parameter: name for name, parameter in language_model.model.named_parameters()}
     maps = (
         layer
-        for layer in find_body(language_model.model).modules()
+        for layer in find_decoder(language_model.model).modules()
         if isinstance(layer, torch.nn.Linear)
     )
     return {

@@ -103,6 +103,7 @@ class LocalSampler(SamplingClient):
 
     def _open_loop(self, requests: Sequence[SampleRequest], params: SamplingParams) -> "_Loop":
         model, check = self.language_model, stop_check(params, self.language_model.tokenizer)
+        params = self._ban_pictures(params)
         settings = choose_settings(model)
         # A few tokens do not repay the cost of packing the weights and capturing a step. The static
         # program starts streams at a completion's first token, so a continued completion is sampled
@@ -136,6 +137,12 @@ class LocalSampler(SamplingClient):
             else lambda text, tokens: recorder.take(text, (*prompts[text], *tokens)),
         )
 
+    def _ban_pictures(self, params: SamplingParams) -> SamplingParams:
+        """Return the settings that never sample a token of pictures."""
+        pictures = self.language_model.pictures
+        banned = frozenset() if pictures is None else pictures.banned_ids
+        return replace(params, banned_ids=params.banned_ids | banned)
+
     def open_library(self) -> NativeLibrary | None:
         """Return the compiled program that draws tokens, if this model decodes with it."""
         return load_library() if self.language_model.decoding is Decoding.NATIVE else None
@@ -163,6 +170,7 @@ class LocalSampler(SamplingClient):
         """
         if not requests:
             return []
+        params = self._ban_pictures(params)
         rows, length = self.batch_size, params.max_new_tokens
         teacher_prompts = [request.teacher_prompt_tokens for request in requests]
         loop = _DecodeLoop(

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from practicum.backends.local.adapters import find_expert_parameters, is_adapter
-from practicum.backends.local.language_model import LanguageModel, find_body, find_layers
+from practicum.backends.local.language_model import LanguageModel, find_decoder, find_layers
 from practicum.costs import ModelDims, TrainableDims
 
 
@@ -54,11 +54,11 @@ def _list_matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Param
     """Yield the body's weight matrices: weights with two or more axes, except embeddings."""
     embeddings = {
         id(weight)
-        for module in find_body(model).modules()
+        for module in find_decoder(model).modules()
         if isinstance(module, torch.nn.Embedding)
         for weight in module.parameters()
     }
-    for name, weight in find_body(model).named_parameters():
+    for name, weight in find_decoder(model).named_parameters():
         if weight.ndim >= 2 and id(weight) not in embeddings:
             yield name, weight
 

@@ -1,0 +1,179 @@
+"""Pictures in prompts: what transformers computes from its own processor, in each family."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from picture_files import draw_picture, write_url
+from torch import Tensor
+from vision_models import FAMILIES, build_vision_model
+
+from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.packing import compute_hidden_states
+from practicum.backends.local.pictures import Pictures
+from practicum.backends.local.sampler import LocalSampler
+from practicum.errors import ModelError
+from practicum.models.config import ModelConfig, StudentConfig
+from practicum.objective import Sampled
+from practicum.pictures import is_picture, load_bytes, open_picture
+from practicum.prompts import Message
+from practicum.text import Renderer
+from practicum.types import SampleRequest, SamplingParams, ScoreRequest
+
+WIDE, TALL = write_url(draw_picture(0, 84, 56)), write_url(draw_picture(1, 56, 84))
+QUESTION = (Message("user", "<image>how many?", images=(WIDE,)),)
+OTHER = (Message("user", "<image>how many?", images=(TALL,)),)
+TWO = (
+    Message("user", "is <image>so?", images=(WIDE,)),
+    Message("assistant", "no"),
+    Message("user", "and <image> and<image>", images=(TALL, WIDE)),
+)
+TEXT = (Message("user", "how?"),)
+PROMPTS = (QUESTION, TEXT, OTHER, TWO)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return open_model(request.param, tmp_path_factory.getbasetemp())
+
+
+@cache
+def open_model(family: str, folder: Path) -> LoadedModel:
+    return load(ModelConfig(model=str(build_vision_model(folder / f"vision-{family}", family))))
+
+
+def get_pictures(loaded: LoadedModel) -> Pictures:
+    assert loaded.language_model.pictures is not None
+    return loaded.language_model.pictures
+
+
+def run_processor(loaded: LoadedModel, messages: tuple[Message, ...]) -> dict[str, Tensor]:
+    """Return what the model's own processor makes of the whole prompt."""
+    text = loaded.renderer._chat.write(messages, "~")
+    images = [open_picture(load_bytes(image)) for turn in messages for image in turn.images]
+    processor: Any = get_pictures(loaded)._processor
+    return processor(
+        images=images or None, text=[text], add_special_tokens=False, return_tensors="pt"
+    )
+
+
+def score(loaded: LoadedModel, prompts: Any, tokens: tuple[int, ...]) -> list[Tensor]:
+    requests = [ScoreRequest(loaded.renderer.render(prompt), tokens) for prompt in prompts]
+    states = compute_hidden_states(loaded.language_model, requests)
+    return list(loaded.language_model.head().logprobs(states).split(len(tokens)))
+
+
+@torch.no_grad()
+def test_a_prompt_has_the_processors_tokens_and_the_models_own_logprobs(
+    loaded: LoadedModel,
+) -> None:
+    answer = (8, 9, 10)
+    model: Any = loaded.language_model.model
+    for prompt, actual in zip(PROMPTS, score(loaded, PROMPTS, answer), strict=True):
+        inputs = dict(run_processor(loaded, prompt))
+        marked = [
+            get_pictures(loaded)._image_id if is_picture(t) else t
+            for t in loaded.renderer.render(prompt)
+        ]
+        assert marked == inputs["input_ids"][0].tolist()
+        for name in ("attention_mask", "token_type_ids", "mm_token_type_ids"):
+            if name in inputs:
+                more = inputs[name].new_full((1, 3), int(name == "attention_mask"))
+                inputs[name] = torch.cat([inputs[name], more], dim=1)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer])], dim=1)
+        expected = model(**inputs).logits[0, -4:-1].log_softmax(-1)
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_text_is_read_as_by_the_language_part_alone(loaded: LoadedModel) -> None:
+    (actual,) = score(loaded, [TEXT], (8, 9))
+    model: Any = loaded.language_model.model
+    ids = torch.tensor([[*loaded.renderer.render(TEXT), 8, 9]])
+    states = model.get_decoder()(input_ids=ids).last_hidden_state
+    expected = model.get_output_embeddings()(states)[0, -3:-1].log_softmax(-1)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_same_picture_gives_kl_zero_and_another_does_not(loaded: LoadedModel) -> None:
+    first, again, other = score(loaded, [QUESTION, QUESTION, OTHER], (8, 9))
+    assert torch.equal(first, again)
+    kl = (first.exp() * (first - other)).sum(dim=-1)
+    assert (kl > 1e-4).all(), kl
+
+
+def sample(loaded: LoadedModel, prompts: Any, rows: int = 8) -> list[Any]:
+    requests = [SampleRequest(loaded.renderer.render(prompt), len(prompt)) for prompt in prompts]
+    return LocalSampler(loaded.language_model, batch_size=rows).sample(requests, SamplingParams(12))
+
+
+def test_sampled_logprobs_are_those_of_a_forward_pass(loaded: LoadedModel) -> None:
+    samples = sample(loaded, PROMPTS)
+    requests = [
+        ScoreRequest(loaded.renderer.render(prompt), tuple(sample.tokens.tolist()))
+        for prompt, sample in zip(PROMPTS, samples, strict=True)
+    ]
+    signals = LocalSampler(loaded.language_model).score(requests, Sampled())
+    for sampled, signal in zip(samples, signals, strict=True):
+        torch.testing.assert_close(sampled.policy_logprobs, signal.logprobs, atol=5e-5, rtol=0)
+        assert get_pictures(loaded).banned_ids.isdisjoint(sampled.tokens.tolist())
+
+
+def test_the_batch_does_not_change_a_text(loaded: LoadedModel) -> None:
+    together = sample(loaded, PROMPTS)
+    for rows, prompts in ((8, PROMPTS[::-1]), (1, PROMPTS[::-1]), (2, (*PROMPTS, *PROMPTS)[::-1])):
+        for sampled, expected in zip(sample(loaded, prompts, rows)[::-1], together, strict=False):
+            assert torch.equal(sampled.tokens, expected.tokens)
+
+
+def test_tokens_of_pictures_are_never_sampled(loaded: LoadedModel) -> None:
+    pictures = get_pictures(loaded)
+    weight = loaded.language_model.head().weight
+    saved = weight.detach().clone()
+    with torch.no_grad():
+        weight[sorted(pictures.banned_ids)] *= 50
+    try:
+        tokens = {token for sampled in sample(loaded, PROMPTS) for token in sampled.tokens.tolist()}
+    finally:
+        with torch.no_grad():
+            weight.copy_(saved)
+    assert pictures.banned_ids.isdisjoint(tokens)
+
+
+@pytest.mark.parametrize("settings", [{"lora": {"rank": 2}}, {}, {"trainable_layers": 1}])
+def test_only_the_language_part_is_trained(loaded: LoadedModel, settings: dict[str, Any]) -> None:
+    config = StudentConfig.model_validate({"model": loaded.source, **settings})
+    student = load_student(config, 0).language_model
+    model: Any = student.model
+    decoder = set(map(id, model.get_decoder().parameters()))
+    head = set(map(id, model.get_output_embeddings().parameters()))
+    trained = student.trainable_parameters()
+    assert trained
+    assert {id(weight) for weight in trained.values()} <= decoder | head
+    request = ScoreRequest(loaded.renderer.render(QUESTION), (8, 9))
+    # The student's own renderer knows the picture.
+    student.pictures.read(WIDE)  # type: ignore[union-attr]
+    compute_hidden_states(student, [request]).square().sum().backward()
+    assert all(
+        weight.grad is None for weight in student.model.parameters() if not weight.requires_grad
+    )
+    assert any(weight.grad is not None and weight.grad.any() for weight in trained.values())
+
+
+def test_newest_pictures_are_kept_and_others_are_computed_again(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = score(loaded, PROMPTS, (8, 9))
+    monkeypatch.setattr("practicum.backends.local.pictures.MOST_BYTES", 0)
+    with torch.no_grad():
+        for first, again in zip(before, score(loaded, PROMPTS, (8, 9)), strict=True):
+            assert torch.equal(first, again)
+
+
+def test_a_model_that_reads_text_refuses_pictures(loaded: LoadedModel) -> None:
+    renderer = Renderer(loaded.renderer.tokenizer, stop_ids=loaded.renderer.stop_ids)
+    with pytest.raises(ModelError, match="a prompt has pictures, and they are not read here"):
+        renderer.render(QUESTION)

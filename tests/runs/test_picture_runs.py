@@ -1,0 +1,131 @@
+"""Runs over prompts with pictures: they train, resume to the same bytes, and refuse what cannot read pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from picture_files import write_file
+from safetensors.torch import load_file
+from toy import assert_same_run, curve, forked, make_model, rows, toy_run
+from vision_models import ALPHABET, build_vision_model
+
+from practicum.backends._sharded.rank_verbs import describe_model
+from practicum.backends.local.loading import load
+from practicum.errors import ModelError
+from practicum.models.config import ModelConfig
+from practicum.pictures import identify
+from practicum.runs.exporting import export_run
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a student and a teacher that read pictures, and with rows."""
+    folder = tmp_path_factory.mktemp("vision")
+    build_vision_model(folder / "student", "qwen2_5_vl")
+    build_vision_model(folder / "teacher", "qwen2_5_vl", seed=1)
+    names = [write_file(folder, f"{seed}.png", seed) for seed in range(6)]
+    lines = [
+        {
+            "id": name,
+            "prompt": "<image>how many?",
+            "images": [name],
+            "teacher_images": ["0.png"],
+            "answer": str(seed),
+        }
+        for seed, name in enumerate(names)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def settings(models: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "student": {"model": str(models / "student"), "lora": {"rank": 2}},
+        "task": {"type": "jsonl", "path": str(models / "rows.jsonl"), "heldout": 2},
+        "train.prompts_per_step": 4,
+        "evaluation": {"prompts": 2},
+        "optimizer.learning_rate": 0.05,
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_run(models, tmp_path_factory.mktemp("run"), settings(models)).folder
+
+
+def test_a_run_learns_and_its_rows_name_the_pictures(models: Path, finished: Path) -> None:
+    values = curve(finished, "reverse_kl")
+    assert values[-1] < values[0]
+    for row in rows(finished / "rollouts.jsonl"):
+        number = identify((models / row["prompt"]).read_bytes())
+        assert row["prompt_tokens"].count(number) == 4
+
+
+def test_killed_and_resumed_a_run_has_the_same_bytes(
+    models: Path, finished: Path, tmp_path: Path
+) -> None:
+    changes = settings(models)
+    assert (
+        forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    )
+    assert_same_run(finished, toy_run(models, tmp_path, changes, resume=True).folder)
+
+
+def test_the_students_own_weights_give_kl_zero(models: Path, tmp_path: Path) -> None:
+    teacher = {"type": "model", "model": str(models / "student")}
+    folder = toy_run(models, tmp_path, settings(models, teacher=teacher)).folder
+    assert curve(folder, "reverse_kl")[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_an_export_has_the_processor_and_the_same_vision_tower(
+    models: Path, finished: Path, tmp_path: Path
+) -> None:
+    export_run(finished, tmp_path / "export")
+    before, after = (
+        load_file(folder / "model.safetensors")
+        for folder in (models / "student", tmp_path / "export")
+    )
+    vision = [name for name in before if "visual" in name]
+    assert vision
+    assert all(torch.equal(before[name], after[name]) for name in vision)
+    assert not all(torch.equal(before[name], after[name]) for name in before)
+    changes = settings(models, student=str(tmp_path / "export"), **{"train.steps": 1})
+    toy_run(models, tmp_path, changes)
+
+
+@pytest.mark.parametrize("images", ["none", "teacher"])
+def test_a_teacher_of_the_same_weights_differs_by_its_picture(
+    models: Path, tmp_path: Path, images: str
+) -> None:
+    teacher = {
+        "type": "privileged",
+        "teacher": {"type": "self", "weights": "frozen"},
+        "images": images,
+    }
+    changes = settings(models, teacher=teacher, **{"train.steps": 1, "evaluation": {"prompts": 0}})
+    folder = toy_run(models, tmp_path, changes).folder
+    assert curve(folder, "reverse_kl")[0] > 1e-4
+
+
+def test_a_model_of_text_refuses_pictures_before_the_first_step(
+    models: Path, tmp_path: Path
+) -> None:
+    make_model(tmp_path / "text", alphabet=ALPHABET)
+    for role in ("student", "teacher"):
+        changes = settings(
+            models, name=role, **{role: {"type": "model", "model": str(tmp_path / "text")}}
+        )
+        if role == "student":
+            changes["student"] = {"model": str(tmp_path / "text")}
+        with pytest.raises(ModelError, match="a prompt has pictures, and they are not read here"):
+            toy_run(models, tmp_path, changes)
+        assert not (tmp_path / role / "checkpoints").exists()
+
+
+def test_another_process_is_given_no_pictures(models: Path) -> None:
+    loaded = load(ModelConfig(model=str(models / "teacher")))
+    assert loaded.renderer.pictures is not None
+    assert describe_model(loaded)["renderer"].pictures is None
