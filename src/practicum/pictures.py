@@ -12,9 +12,10 @@ import io
 import re
 import struct
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zlib import error as ZlibError
 
 from practicum.errors import DataError, suggest_install
@@ -41,17 +42,16 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 
 
-class PictureReader(Protocol):
-    """Turns pictures into the tokens that one model reads in their places."""
+@dataclass(frozen=True, slots=True)
+class PictureReader:
+    """Turns a picture into the tokens that one model reads in its place.
 
-    @property
-    def place(self) -> str:
-        """The text that the model's chat template writes for a picture."""
-        ...
+    `place` is the text that the model's chat template writes for a picture, and the placeholders among
+    the tokens have the id that `identify` gives.
+    """
 
-    def read(self, image: str) -> tuple[int, ...]:
-        """Return a picture's tokens; its placeholders have the id `identify` gives."""
-        ...
+    place: str
+    read: Callable[[str], tuple[int, ...]]
 
 
 def is_picture(token: Any) -> Any:

@@ -233,14 +233,12 @@ def _convert_data(config: VerlConfig, target: Path, notes: list[str]) -> dict[st
     heldout = config.take("data.val_files")
     if heldout is not None:
         task["heldout"] = _convert_files(heldout, target)
-    if question != "prompt":
+    images = config.take("data.image_key", "images")
+    if question != "prompt" or images != "images":
         answer = "reward_model.ground_truth"
         task["columns"] = {"prompt": question, "answer": answer, "domain": "data_source"}
-    images = config.take("data.image_key")
-    if images is not None:
-        notes.append(
-            f"data.image_key = {images}: only text is read, and rows with pictures are refused"
-        )
+        # A column of its own name needs no entry, and not all files have it.
+        task["columns"] |= {} if images == "images" else {"images": images}
     notes.append(
         "task.verifier: verl chooses the reward by data_source; `math` is written, which needs "
         f"math-verify ({suggest_install('tasks')}); exact, contains and number are others"

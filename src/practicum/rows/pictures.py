@@ -67,7 +67,7 @@ def place_pictures(messages: tuple[Message, ...], images: Sequence[str]) -> tupl
     users = [number for number, turn in enumerate(messages) if turn.role == "user"]
     if not images and not any(messages[number].images for number in users):
         return messages
-    turns, rest = list(messages), list(images)
+    turns, waiting = list(messages), list(images)
     if images and not any(IMAGE in turns[number].content for number in users):
         first = turns[users[0]]
         turns[users[0]] = replace(first, content=IMAGE * len(images) + first.content)
@@ -85,7 +85,7 @@ def place_pictures(messages: tuple[Message, ...], images: Sequence[str]) -> tupl
             raise Rejected(
                 f"a turn's text holds {IMAGE} next to its parts; take it out of the text"
             )
-        filled = tuple(image or rest.pop(0) for image in parts)
+        filled = tuple(image or waiting.pop(0) for image in parts)
         turns[number] = replace(turns[number], images=filled)
     return tuple(turns)
 

@@ -44,6 +44,7 @@ from practicum.models.sources import (
     needs_conversion,
     refuse_encoder_decoder,
 )
+from practicum.pictures import PictureReader
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
@@ -110,7 +111,7 @@ class ModelFiles:
             config.template,
             config.thinking,
             stops,
-            pictures=pictures,
+            pictures=pictures and PictureReader(pictures.place, pictures.read),
         )
 
 

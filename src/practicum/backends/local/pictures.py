@@ -77,7 +77,7 @@ class Media:
 
 
 class Pictures:
-    """Reads pictures with a model's processor; see `practicum.pictures.PictureReader`.
+    """Reads pictures with a model's processor; as a `practicum.pictures.PictureReader` does.
 
     `image_id` is the placeholder in the model's vocabulary, `banned_ids` are all tokens of media,
     which are never sampled, and `source` is the model's folder or hub name.
@@ -117,7 +117,7 @@ class Pictures:
         tensors = {name: tensor for name, tensor in output.items() if name not in _NOT_MEDIA}
         media = Media(tokens, tokens.count(number), tensors)
         self._newest[number] = media
-        while sum(kept.nbytes for kept in self._newest.values()) > MOST_BYTES:
+        while sum(media.nbytes for media in self._newest.values()) > MOST_BYTES:
             self._newest.popitem(last=False)
         return number, media
 
@@ -153,7 +153,9 @@ class Pictures:
         media = list(self._list_media(ids))
         if not media:
             return {}
-        tensors = {name: _join([one.tensors for one in media], name) for name in media[0].tensors}
+        tensors = {
+            name: _join([picture.tensors for picture in media], name) for name in media[0].tensors
+        }
         arguments = {name: tensor.to(ids.device) for name, tensor in tensors.items()}
         marks = is_picture(ids)
         arguments["input_ids"] = plain = ids.masked_fill(marks, self._image_id)
@@ -246,10 +248,10 @@ def build_processor(
     family: str, pixels: Any, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]
 ) -> ProcessorMixin:
     """Build the processor of a family from its processor of `pixels` and its tokenizer."""
-    whole: Any = processor_class_from_name(FAMILIES[family])
-    processor: Any = type(whole.__name__, (_PicturesOnly, whole), {})
+    base: Any = processor_class_from_name(FAMILIES[family])
+    processor: Any = type(base.__name__, (_PicturesOnly, base), {})
     parts = {"image_processor": pixels, "tokenizer": tokenizer}
-    arguments = [parts.get(name) for name in whole.get_attributes()]
+    arguments = [parts.get(name) for name in base.get_attributes()]
     return processor.from_args_and_dict(arguments, dict(settings))
 
 
