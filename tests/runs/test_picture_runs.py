@@ -8,7 +8,7 @@ import pytest
 import torch
 from picture_files import write_file
 from safetensors.torch import load_file
-from toy import assert_same_run, curve, forked, make_model, rows, toy_run
+from toy import assert_same_run, curve, forked, make_model, rows, said, toy_run, write_recipe
 from vision_models import ALPHABET, build_vision_model
 
 from practicum.backends._sharded.rank_verbs import describe_model
@@ -129,3 +129,10 @@ def test_another_process_is_given_no_pictures(models: Path) -> None:
     loaded = load(ModelConfig(model=str(models / "teacher")))
     assert loaded.renderer.pictures is not None
     assert describe_model(loaded)["renderer"].pictures is None
+
+
+def test_a_plan_counts_the_tokens_of_pictures(models: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(models, tmp_path / "recipe.yaml", settings(models))
+    status, text = said(tmp_path, "plan", str(recipe))
+    assert status == 0, text
+    assert "it fits" in text

@@ -14,16 +14,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, check_config, fix_length, set_trainable
 from practicum.backends.local.packing import compute_hidden_states, enable_packing
+from practicum.backends.local.pictures import choose_class, open_pictures
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import find_base, locate
+from practicum.pictures import PictureReader
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
@@ -60,7 +62,11 @@ def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
     tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     stops = collect_stop_ids(tokenizer, None)
-    renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
+    pictures = open_pictures(find_base(source), tokenizer)
+    reader = pictures and PictureReader(pictures.place, pictures.read)
+    renderer = Renderer(
+        tokenizer, config.system, config.template, config.thinking, stops, pictures=reader
+    )
     return LoadedModel(_build_weightless(config, source, vocabulary), renderer, source)
 
 
@@ -76,7 +82,7 @@ def _build_weightless(
     device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(
+            model: Any = choose_class(described.model_type).from_config(
                 described,
                 dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
                 trust_remote_code=config.trust_remote_code,
