@@ -11,10 +11,7 @@ from safetensors.torch import load_file
 from toy import assert_same_run, curve, forked, make_model, rows, said, toy_run, write_recipe
 from vision_models import ALPHABET, build_vision_model
 
-from practicum.backends._sharded.rank_verbs import describe_model
-from practicum.backends.local.loading import load
 from practicum.errors import ModelError
-from practicum.models.config import ModelConfig
 from practicum.pictures import identify
 from practicum.runs.exporting import export_run
 
@@ -123,12 +120,6 @@ def test_a_model_of_text_refuses_pictures_before_the_first_step(
         with pytest.raises(ModelError, match="a prompt has pictures, and they are not read here"):
             toy_run(models, tmp_path, changes)
         assert not (tmp_path / role / "checkpoints").exists()
-
-
-def test_another_process_is_given_no_pictures(models: Path) -> None:
-    loaded = load(ModelConfig(model=str(models / "teacher")))
-    assert loaded.renderer.pictures is not None
-    assert describe_model(loaded)["renderer"].pictures is None
 
 
 def test_a_plan_counts_the_tokens_of_pictures(models: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from practicum.errors import DataError
 from practicum.pictures import IMAGE, encode_bytes, load_bytes, open_picture
+from practicum.ports import Task
 from practicum.prompts import Message, Prompt
 from practicum.rows.strict import Rejected
 
@@ -150,3 +151,12 @@ def _find_fault(image: str) -> str:
     except DataError as error:
         return str(error)
     return ""
+
+
+def have_pictures(task: Task) -> bool:
+    """Return True if a prompt of the task has pictures, for the student or for the teacher."""
+    prompts = (*task.train_prompts(), *task.heldout_prompts())
+    return any(
+        TEACHER_IMAGES in prompt.privileged or any(message.images for message in prompt.messages)
+        for prompt in prompts
+    )

@@ -10,7 +10,7 @@ from picture_files import draw_picture, write_url
 from torch import Tensor
 from vision_models import FAMILIES, build_vision_model
 
-from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.loading import LoadedModel, add_pictures, load, load_student
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.pictures import Pictures
 from practicum.backends.local.sampler import LocalSampler
@@ -41,7 +41,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @cache
 def open_model(family: str, folder: Path) -> LoadedModel:
-    return load(ModelConfig(model=str(build_vision_model(folder / f"vision-{family}", family))))
+    source = build_vision_model(folder / f"vision-{family}", family)
+    return add_pictures(load(ModelConfig(model=str(source))))
 
 
 def get_pictures(loaded: LoadedModel) -> Pictures:
@@ -146,7 +147,7 @@ def test_tokens_of_pictures_are_never_sampled(loaded: LoadedModel) -> None:
 @pytest.mark.parametrize("settings", [{"lora": {"rank": 2}}, {}, {"trainable_layers": 1}])
 def test_only_the_language_part_is_trained(loaded: LoadedModel, settings: dict[str, Any]) -> None:
     config = StudentConfig.model_validate({"model": loaded.source, **settings})
-    student = load_student(config, 0).language_model
+    student = add_pictures(load_student(config, 0)).language_model
     model: Any = student.model
     decoder = set(map(id, model.get_decoder().parameters()))
     head = set(map(id, model.get_output_embeddings().parameters()))
@@ -177,3 +178,16 @@ def test_a_model_that_reads_text_refuses_pictures(loaded: LoadedModel) -> None:
     renderer = Renderer(loaded.renderer.tokenizer, stop_ids=loaded.renderer.stop_ids)
     with pytest.raises(ModelError, match="a prompt has pictures, and they are not read here"):
         renderer.render(QUESTION)
+
+
+@torch.no_grad()
+def test_without_pictures_texts_are_packed_with_the_same_numbers(loaded: LoadedModel) -> None:
+    plain = load(ModelConfig(model=loaded.source))
+    assert plain.language_model.pictures is None
+    # Gemma 3 packs texts within its window, and these texts are shorter.
+    assert plain.language_model.max_packed_tokens > 0
+    prompts = [TEXT, (Message("user", "is it so?"),)]
+    for packed, alone in zip(
+        score(plain, prompts, (8, 9)), score(loaded, prompts, (8, 9)), strict=True
+    ):
+        torch.testing.assert_close(packed, alone, atol=2e-5, rtol=0)

@@ -5,7 +5,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,7 @@ def describe_model(loaded: LoadedModel) -> dict[str, Any]:
     """Return the facts about a model that the driver needs."""
     model = loaded.language_model
     return {
-        # Pictures stay in the process that reads them, so a prompt with one is refused.
-        "renderer": replace(loaded.renderer, pictures=None),
+        "renderer": loaded.renderer,
         "context_length": loaded.context_length,
         "source": loaded.source,
         "dims": measure_dims(model),

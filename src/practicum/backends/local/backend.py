@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import (
     LoadedModel,
+    add_pictures,
     load,
     load_shared,
     load_student,
@@ -55,6 +56,7 @@ from practicum.ports import (
     Student,
     WeightUpdateRule,
 )
+from practicum.rows.pictures import have_pictures
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,8 @@ class LocalBackend(Backend):
             loaded = load(config, folder, self._config.decoding)
             return self._load_drafter(config.drafter, loaded, record)
         loaded = load_student(config, self._context.seed, folder, self._config.decoding)
+        if self._context.engine is None:
+            loaded = self._add_pictures(loaded)
         model = loaded.language_model
         note_noise(config, loaded)
         limits = build_limits(model.device, self._config)
@@ -92,13 +96,11 @@ class LocalBackend(Backend):
         choice, by_engine, decoding = self._context.engine, None, name_decoding(model)
         if choice is not None:
             by_engine = open_engine_trainer(trainer, loaded, choice, self._context)
-        # An engine is sent ids and no pictures, so a prompt with one is refused.
-        pictures = None if by_engine else loaded.renderer.pictures
         return LocalStudent(
             trainer=by_engine or trainer,
             local_trainer=trainer,
             engine_trainer=by_engine,
-            renderer=replace(loaded.renderer, pictures=pictures),
+            renderer=loaded.renderer,
             context_length=loaded.context_length,
             source=loaded.source,
             dims=measure_dims(model),
@@ -114,8 +116,7 @@ class LocalBackend(Backend):
         self, config: DrafterConfig, loaded: LoadedModel, record: ModelRecord | None
     ) -> LocalStudent:
         """Return the drafter of a loaded target as the student."""
-        # A target keeps states of texts for its drafter, so a prompt with a picture is refused.
-        model, renderer = loaded.language_model, replace(loaded.renderer, pictures=None)
+        model, renderer = loaded.language_model, loaded.renderer
         drafter, limits = (
             open_drafter(loaded, config, self._context),
             build_limits(model.device, self._config),
@@ -144,7 +145,7 @@ class LocalBackend(Backend):
             loaded = load_shared(config, self._bases, folder, decoding)
         else:
             loaded = load(config, folder, decoding)
-        record = record and record.confirm()
+        record, loaded = record and record.confirm(), self._add_pictures(loaded)
         model = loaded.language_model
         limits = build_limits(model.device, self._config)
         client = build_scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens, record)
@@ -158,6 +159,17 @@ class LocalBackend(Backend):
             name_decoding(model),
             record,
         )
+
+    def _add_pictures(self, loaded: LoadedModel) -> LoadedModel:
+        """Return the model, which also reads pictures if the run's prompts have some.
+
+        Without them, a vision-language model packs its texts as any other model does.
+        """
+        return add_pictures(loaded, self._config.decoding) if self._has_pictures else loaded
+
+    @cached_property
+    def _has_pictures(self) -> bool:
+        return have_pictures(self._context.task())
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
         """Load a body with one linear output, which is trained in addition to the student."""

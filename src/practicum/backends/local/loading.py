@@ -22,13 +22,8 @@ from transformers.utils import logging as transformers_logging
 from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
 from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import Decoding, LanguageModel, find_body, find_decoder
-from practicum.backends.local.packing import enable_packing
-from practicum.backends.local.pictures import (
-    Pictures,
-    choose_class,
-    open_pictures,
-    reads_pictures,
-)
+from practicum.backends.local.packing import disable_packing, enable_packing
+from practicum.backends.local.pictures import choose_class, open_pictures
 from practicum.backends.local.quantising import quantise
 from practicum.backends.local.ranks import is_out_of_memory
 from practicum.backends.local.rotary import fix_rotations
@@ -99,20 +94,11 @@ class ModelFiles:
                 f"{rows} rows; use the tokenizer that belongs to these weights"
             )
 
-    def build_renderer(
-        self, config: ModelConfig, model: PreTrainedModel, pictures: Pictures | None = None
-    ) -> Renderer:
+    def build_renderer(self, config: ModelConfig, model: PreTrainedModel) -> Renderer:
         """Return the renderer of the model's prompts, with its stop tokens."""
         extra_stops = find_stop_ids(self.tokenizer, config.stop, self.source)
         stops = collect_stop_ids(self.tokenizer, [*_find_eos(self.source, model), *extra_stops])
-        return Renderer(
-            self.tokenizer,
-            config.system,
-            config.template,
-            config.thinking,
-            stops,
-            pictures=pictures and PictureReader(pictures.place, pictures.read),
-        )
+        return Renderer(self.tokenizer, config.system, config.template, config.thinking, stops)
 
 
 def open_files(config: ModelConfig, scratch_folder: Path | None = None) -> ModelFiles:
@@ -157,8 +143,7 @@ def load_shared(
     if key not in bases:
         bases[key] = load(config, scratch_folder, decoding, merge=False).language_model
     base = replace(bases[key], tokenizer=files.tokenizer)
-    renderer = files.build_renderer(config, base.model, base.pictures)
-    return LoadedModel(base, renderer, files.source)
+    return LoadedModel(base, files.build_renderer(config, base.model), files.source)
 
 
 def _load(
@@ -167,7 +152,6 @@ def _load(
     """Load a model and check that it can be used."""
     files = open_files(config, scratch_folder)
     source, tokenizer = files.source, files.tokenizer
-    pictures = open_pictures(find_base(source), tokenizer)
     language_model = read_model(source, config, files.vocab_size, files.device, merge=merge)
     files.check_rows(language_model.model)
     check_finite(language_model.model, source)
@@ -188,18 +172,35 @@ def _load(
         language_model,
         no_sampling_reason=reason,
         tokenizer=tokenizer,
-        pictures=pictures,
-        decoding=Decoding.TORCH
-        if reason or pictures
-        else choose_decoding(language_model, decoding),
+        decoding=Decoding.TORCH if reason else choose_decoding(language_model, decoding),
     )
     if language_model.decoding is Decoding.TORCH and decoding in DECODING_NEEDS:
         raise ModelError(
             f"{source}: backend.decoding is {decoding}, but {DECODING_NEEDS[decoding]} and a "
             "Llama-like model; set decoding: auto"
         )
-    renderer = files.build_renderer(config, language_model.model, pictures)
-    return LoadedModel(language_model, renderer, source)
+    return LoadedModel(language_model, files.build_renderer(config, language_model.model), source)
+
+
+def add_pictures(loaded: LoadedModel, decoding: str = "auto") -> LoadedModel:
+    """Return a model that also reads the pictures of prompts, one text per row, if it can.
+
+    Raises ModelError if its processor cannot be used, or if the backend's `decoding` needs packed texts.
+    """
+    pictures = open_pictures(find_base(loaded.source), loaded.renderer.tokenizer)
+    if pictures is None:
+        return loaded
+    if decoding in DECODING_NEEDS:
+        raise ModelError(
+            f"{loaded.source}: backend.decoding is {decoding}, which reads no pictures; set decoding: auto"
+        )
+    # Packed attention also replaces that of the part that reads pictures.
+    model = disable_packing(loaded.language_model)
+    return replace(
+        loaded,
+        language_model=replace(model, pictures=pictures, decoding=Decoding.TORCH),
+        renderer=replace(loaded.renderer, pictures=PictureReader(pictures.place, pictures.read)),
+    )
 
 
 def locate_source(config: ModelConfig, scratch_folder: Path | None) -> str:
@@ -232,8 +233,6 @@ def read_model(
     model.eval()
     model.to(device)  # type: ignore[arg-type]
     language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
-    # Packed attention would also replace the attention of the part that reads pictures.
-    packs = 0 if reads_pictures(find_base(source)) else packs
     return enable_packing(fix_length(language_model, config), packs)
 
 

@@ -85,6 +85,13 @@ def enable_packing(
     return replace(language_model, max_packed_tokens=longest)
 
 
+def disable_packing(language_model: LanguageModel) -> LanguageModel:
+    """Return the model with torch's attention, which reads one text per row."""
+    if language_model.max_packed_tokens:
+        language_model.model.set_attn_implementation("sdpa")
+    return replace(language_model, max_packed_tokens=0)
+
+
 def find_max_packed_length(language_model: LanguageModel) -> int:
     """Return the longest text, in tokens, that may be packed; 0 if packing changes short texts.
 

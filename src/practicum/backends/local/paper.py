@@ -18,14 +18,19 @@ from transformers import AutoConfig
 
 from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, check_config, fix_length, set_trainable
+from practicum.backends.local.loading import (
+    LoadedModel,
+    add_pictures,
+    check_config,
+    fix_length,
+    set_trainable,
+)
 from practicum.backends.local.packing import compute_hidden_states, enable_packing
-from practicum.backends.local.pictures import choose_class, open_pictures
+from practicum.backends.local.pictures import choose_class
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import find_base, locate
-from practicum.pictures import PictureReader
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
@@ -41,19 +46,22 @@ TINY_VOCABULARY = 64
 """A vocabulary small enough to take no memory."""
 
 
-def load_weightless(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
-    """Return the model with its tokenizer and without weights.
+def load_weightless(
+    config: ModelConfig, scratch_folder: Path | None = None, *, pictures: bool = False
+) -> LoadedModel:
+    """Return the model with its tokenizer and without weights; `pictures` if it reads some.
 
     A student's settings determine which weights are trainable.
     """
     source = locate(config, scratch_folder, needs_weights=False)
-    key = config.model_dump_json(), source
+    key = config.model_dump_json(), source, pictures
     if key not in _MODELS:
-        _MODELS[key] = _load_weightless(config, source)
+        loaded = _load_weightless(config, source)
+        _MODELS[key] = add_pictures(loaded) if pictures else loaded
     return _MODELS[key]
 
 
-_MODELS: dict[tuple[str, str], LoadedModel] = {}
+_MODELS: dict[tuple[str, str, bool], LoadedModel] = {}
 """The models loaded so far; they take no memory and never change."""
 
 
@@ -62,11 +70,7 @@ def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
     tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     stops = collect_stop_ids(tokenizer, None)
-    pictures = open_pictures(find_base(source), tokenizer)
-    reader = pictures and PictureReader(pictures.place, pictures.read)
-    renderer = Renderer(
-        tokenizer, config.system, config.template, config.thinking, stops, pictures=reader
-    )
+    renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
     return LoadedModel(_build_weightless(config, source, vocabulary), renderer, source)
 
 
