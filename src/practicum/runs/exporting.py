@@ -30,15 +30,16 @@ class Export:
         size = sum(path.stat().st_size for path in files)
         names = ", ".join(str(path.relative_to(self.folder)) for path in files)
         place = repr(str(self.folder))
+        reads_pictures = any("processor_config" in path.name for path in files)
+        kind = f"AutoModelFor{'ImageTextToText' if reads_pictures else 'CausalLM'}"
         lines = [f"wrote {self.folder}: {len(files)} files, {format_bytes(size)}", names]
         if self.format is not None:
             lines.append(f"load: give {place} to the engine as its draft model (EAGLE3)")
         elif self.base is None:
-            lines.append(f"load: AutoModelForCausalLM.from_pretrained({place})")
+            lines.append(f"load: {kind}.from_pretrained({place})")
         else:
             lines.append(
-                f"load: PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("
-                f"{self.base!r}), {place})"
+                f"load: PeftModel.from_pretrained({kind}.from_pretrained({self.base!r}), {place})"
             )
             if Path(self.base).is_dir():
                 lines.append(

@@ -19,7 +19,7 @@ from practicum.backends.local.adapter_folders import write_adapter
 from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.export_check import check_export
 from practicum.backends.local.loading import LoadedModel
-from practicum.backends.local.pictures import choose_class
+from practicum.backends.local.pictures import choose_class, copy_processor
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.files import name_when_complete
@@ -46,8 +46,7 @@ def export(loaded: LoadedModel, folder: Path, *, adapter: bool = False) -> None:
         else:
             _write_model(loaded.language_model.model, staging)
         _copy_tokenizer(loaded).save_pretrained(staging)
-        if loaded.language_model.pictures is not None:
-            loaded.language_model.pictures.save(staging)
+        copy_processor(find_base(loaded.source), staging)
         try:
             check_export(loaded, staging)
         except (ModelError, ResourceError) as error:

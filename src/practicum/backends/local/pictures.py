@@ -173,13 +173,6 @@ class Pictures:
             )
         return arguments
 
-    def save(self, folder: Path) -> None:
-        """Copy the processor's files into a folder."""
-        for name in PROCESSOR_FILES:
-            path = _find_file(self._source, name)
-            if path is not None:
-                shutil.copyfile(path, folder / name)
-
 
 def _join(pictures: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
     """Join one tensor of several pictures along the axis that counts pictures."""
@@ -205,6 +198,14 @@ def reads_pictures(source: str) -> bool:
     settings, _ = PretrainedConfig.get_config_dict(source)
     is_known = settings.get("model_type") in FAMILIES
     return is_known and any(_find_file(source, name) for name in PROCESSOR_FILES)
+
+
+def copy_processor(source: str, folder: Path) -> None:
+    """Copy the processor's files of a model that reads pictures into a folder."""
+    for name in PROCESSOR_FILES if reads_pictures(source) else ():
+        path = _find_file(source, name)
+        if path is not None:
+            shutil.copyfile(path, folder / name)
 
 
 def open_pictures(source: str, tokenizer: PreTrainedTokenizerBase) -> Pictures | None:
