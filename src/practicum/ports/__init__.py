@@ -599,5 +599,7 @@ class BackendContext:
     """The program that samples for the student; `Student.decoding` then begins with its type."""
     speculation: SpeculationConfig | None = None
     """The drafter with which the student samples."""
+    pictures: bool = False
+    """True if prompts have pictures; otherwise models of pictures only read texts."""
     keeps_records: bool = False
     """True if the files of models are recorded, and compared at each load."""

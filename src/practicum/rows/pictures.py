@@ -3,7 +3,7 @@
 import binascii
 import json
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 from practicum.errors import DataError
 from practicum.pictures import IMAGE, encode_bytes, load_bytes, open_picture
-from practicum.ports import Task
 from practicum.prompts import Message, Prompt
 from practicum.rows.strict import Rejected
 
@@ -153,9 +152,8 @@ def _find_fault(image: str) -> str:
     return ""
 
 
-def have_pictures(task: Task) -> bool:
-    """Return True if a prompt of the task has pictures, for the student or for the teacher."""
-    prompts = (*task.train_prompts(), *task.heldout_prompts())
+def have_pictures(prompts: Iterable[Prompt]) -> bool:
+    """Return True if a prompt has pictures, for the student or for the teacher."""
     return any(
         TEACHER_IMAGES in prompt.privileged or any(message.images for message in prompt.messages)
         for prompt in prompts

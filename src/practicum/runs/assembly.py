@@ -54,6 +54,7 @@ from practicum.rollouts import (
     list_writer_problems,
 )
 from practicum.rows import describe_long_answers
+from practicum.rows.pictures import have_pictures
 from practicum.runs.identity import (
     add_prefix,
     digest_loaded,
@@ -329,6 +330,7 @@ def _prepare_inputs(
         meter=ledger.meter("student"),
         engine=choose_engine(recipe),
         speculation=recipe.rollout.draft,
+        pictures=have_pictures([*task.train_prompts(), *task.heldout_prompts()]),
         keeps_records=keeps_records,
     )
     return _Inputs(recipe, task, packages, context, ledger, stack, scores)

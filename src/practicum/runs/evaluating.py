@@ -32,6 +32,7 @@ from practicum.recipe import (
 )
 from practicum.rollouts import RolloutWriters, add_rewards
 from practicum.rows import PromptSet, keep_answer
+from practicum.rows.pictures import have_pictures
 from practicum.run_dir import RunDir
 from practicum.runs.assembly import build_evaluation_settings
 from practicum.runs.benchmark_rows import (
@@ -285,7 +286,8 @@ def _open_with_rows(
         task = ToolPrompts(tools, prompts)
     if run_dir is None:
         return _open_named(name, task, recipe, rows)
-    backend, student = load_trained_student(run_dir, recipe)
+    pictures = have_pictures(prompts)
+    backend, student = load_trained_student(run_dir, recipe, pictures=pictures)
     subject = _prepare(student, backend.build_sampler(student), task, recipe, rows)
     return replace(subject, target=_find_target(backend, student, recipe))
 
@@ -294,7 +296,8 @@ def _open_named(name: str, task: Task, recipe: Recipe, source: str) -> _Subject:
     """Return a model without a run, with its drafter if the recipe has one."""
     if recipe.student.drafter is None:
         fields = recipe.student.model_dump(include=set(ModelConfig.model_fields))
-        model = load_model(ScorerConfig.model_validate({**fields, "model": name}))
+        config = ScorerConfig.model_validate({**fields, "model": name})
+        model = load_model(config, pictures=have_pictures(task.heldout_prompts()))
         return _prepare(model, model.client, task, recipe, source)
     backend, student = load_student(recipe, Path())
     subject = _prepare(student, backend.build_sampler(student), task, recipe, source)

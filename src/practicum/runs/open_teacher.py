@@ -23,6 +23,7 @@ from practicum.ports import (
     walk,
 )
 from practicum.recipe import Recipe
+from practicum.rows.pictures import have_pictures
 from practicum.runs.identity import add_prefix, digest_student
 from practicum.runs.opening import (
     build_task,
@@ -67,6 +68,7 @@ class TeacherLoader(TeacherServices):
             task=lambda: self.task,
             local=lambda: open_local(self.context),
             at_end=exit_stack,
+            pictures=have_pictures(self.task.train_prompts()),
         )
         self.backend = open_backend(recipe, self.context)
         self.renderers: list[Renderer] = []

@@ -108,21 +108,32 @@ def add_tools(renderer: Renderer, task: Task) -> Renderer:
     return renderer if task.toolbox is None else renderer.with_tools(task.toolbox.use)
 
 
-def load_model(config: ScorerConfig) -> Model:
-    """Load a model into this process, outside of a run."""
+def load_model(config: ScorerConfig, *, pictures: bool = False) -> Model:
+    """Load a model into this process, outside of a run; with `pictures` it reads those of prompts."""
 
     def refuse_task() -> Task:
         raise AssertionError("a model that is named needs no task")
 
-    context = BackendContext(0, Path(), refuse_task, lambda: open_local(context))
+    context = BackendContext(0, Path(), refuse_task, lambda: open_local(context), pictures=pictures)
     return open_local(context).load_scorer(resolve_run(config), "model")
 
 
-def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Student]:
-    """Load only the student of a recipe, into one process; `models` has from-scratch models."""
+def load_student(
+    recipe: Recipe, models: Path, *, pictures: bool = False
+) -> tuple[Backend, Student]:
+    """Load only the student of a recipe, into one process; `models` has from-scratch models.
+
+    With `pictures` it reads those of prompts, too.
+    """
     recipe = recipe.model_copy(update={"backend": recipe.backend.build_single()})
     seed = seed_of(recipe.seed, "student")
-    context = BackendContext(seed, models, lambda: build_task(recipe), lambda: open_local(context))
+    context = BackendContext(
+        seed,
+        models,
+        lambda: build_task(recipe),
+        lambda: open_local(context),
+        pictures=pictures,
+    )
     backend = open_backend(recipe, context)
     return backend, backend.load_student(resolve_model(recipe.student, recipe))
 
@@ -184,7 +195,9 @@ def open_student(path: str | Path) -> tuple[Backend, Student]:
     return load_trained_student(*open_run(path))
 
 
-def load_trained_student(run_dir: RunDir, recipe: Recipe) -> tuple[Backend, Student]:
+def load_trained_student(
+    run_dir: RunDir, recipe: Recipe, *, pictures: bool = False
+) -> tuple[Backend, Student]:
     """Load the same of an open run, with the settings of a recipe that may differ from the run's."""
     checkpoint = require_checkpoint(run_dir)
     if not recipe.backend.checkpoints_here:
@@ -193,7 +206,7 @@ def load_trained_student(run_dir: RunDir, recipe: Recipe) -> tuple[Backend, Stud
             f"{run_dir.path}: the student is at a service, {where}, and its weights are not here; "
             "ask the service"
         )
-    backend, student = load_student(recipe, run_dir.models)
+    backend, student = load_student(recipe, run_dir.models, pictures=pictures)
     if is_run(recipe.student.model):
         _check_origin(run_dir, recipe, student)
     backend.load(student, checkpoint.path, moments=False)

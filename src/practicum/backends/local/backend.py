@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,7 +56,6 @@ from practicum.ports import (
     Student,
     WeightUpdateRule,
 )
-from practicum.rows.pictures import have_pictures
 
 log = logging.getLogger(__name__)
 
@@ -165,11 +164,7 @@ class LocalBackend(Backend):
 
         Without them, a vision-language model packs its texts as any other model does.
         """
-        return add_pictures(loaded, self._config.decoding) if self._has_pictures else loaded
-
-    @cached_property
-    def _has_pictures(self) -> bool:
-        return have_pictures(self._context.task())
+        return add_pictures(loaded, self._config.decoding) if self._context.pictures else loaded
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
         """Load a body with one linear output, which is trained in addition to the student."""

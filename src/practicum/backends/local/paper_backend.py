@@ -51,7 +51,6 @@ from practicum.ports.paper import (
     PaperRecord,
     PaperScalarDims,
 )
-from practicum.rows.pictures import have_pictures
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -178,7 +177,7 @@ class LocalPaper(PaperBackend):
 
     def _load(self, config: ModelConfig, name: str) -> LoadedModel:
         if not isinstance(config.model, ScratchConfig):
-            return load_weightless(config, pictures=have_pictures(self._context.task()))
+            return load_weightless(config, pictures=self._context.pictures)
         untrained = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
         folder = self._context.models_dir / name.replace("/", "-")
         folder = prepare_scratch_folder(folder, untrained, self._context.task())
