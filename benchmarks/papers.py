@@ -87,15 +87,14 @@ ABOUT_IT = ("prices", "monitors", "tracking")
 """Sections that only use a run's numbers; no recipe of a paper lets a monitor change anything."""
 
 
-def _list_scratch_models(settings: Any) -> Iterator[dict[str, Any]]:
-    """Yield the settings of all from-scratch models."""
+def _list_mappings(settings: Any) -> Iterator[dict[str, Any]]:
+    """Yield all mappings of settings, the outer ones first."""
     if isinstance(settings, dict):
-        if "pretrain" in settings:
-            yield settings
+        yield settings
         settings = list(settings.values())
     if isinstance(settings, list):
         for entry in settings:
-            yield from _list_scratch_models(entry)
+            yield from _list_mappings(entry)
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -117,11 +116,14 @@ def fingerprint(recipe: Recipe) -> str:
         # These keys are newer than most lines.
         if settings[section][name] is None:
             del settings[section][name]
-    for model in _list_scratch_models(settings):
-        if model["positions"] == ScratchConfig().positions:
-            del model["positions"]
-        if model["pretrain"]["question"] is None:
-            del model["pretrain"]["question"]
+    for mapping in list(_list_mappings(settings)):
+        if mapping.get("type") == "privileged" and mapping["images"] is None:
+            del mapping["images"]
+        if "pretrain" in mapping:
+            if mapping["positions"] == ScratchConfig().positions:
+                del mapping["positions"]
+            if mapping["pretrain"]["question"] is None:
+                del mapping["pretrain"]["question"]
     for section, names in LIMITS.items():
         for name in names:
             # Only some tasks run programs.

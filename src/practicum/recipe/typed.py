@@ -120,6 +120,7 @@ class TeacherSection(TypedDict, total=False):
     reference: str | Sequence[str] | None
     place: Literal["question", "answer"]
     question: str | Sequence[str] | None
+    images: Literal["none", "teacher"] | None
     missing: Literal["error", "silent"]
     siblings: int
     key: str
