@@ -147,7 +147,7 @@ class Pictures:
                 yield media
 
     def collect(
-        self, body: torch.nn.Module, ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"]
+        self, body: torch.nn.Module, ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B M"]
     ) -> dict[str, Tensor]:
         """Return a body's arguments for a batch with pictures; empty for a batch without any."""
         media = list(self._list_media(ids))
