@@ -11,7 +11,15 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedToke
 
 from practicum.text.from_scratch import build_character_tokenizer
 
-FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl", "idefics3", "internvl", "gemma3")
+FAMILIES = (
+    "llava",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "idefics3",
+    "internvl",
+    "gemma3",
+)
 
 _SIDE, _PATCH = 56, 14
 _TOKENS = {
@@ -41,8 +49,9 @@ _TOKENS = {
         "image_token": "<image_soft_token>",
     },
 }
-_TOKENS["qwen3_vl"] = _TOKENS["qwen2_5_vl"]
+_TOKENS["qwen2_vl"] = _TOKENS["qwen3_vl"] = _TOKENS["qwen2_5_vl"]
 _PLACES = {
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "internvl": "<IMG_CONTEXT>",
@@ -201,7 +210,11 @@ def _describe(family: str, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, A
                 "out_hidden_size": 32,
                 "patch_size": _PATCH,
             }
-            if family == "qwen2_5_vl":
+            if family == "qwen2_vl":
+                # The width of its tower has another name, and `hidden_size` is that of the text.
+                vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2}
+                vision |= {"mlp_ratio": 2, "patch_size": _PATCH}
+            elif family == "qwen2_5_vl":
                 vision |= {"window_size": 56, "fullatt_block_indexes": [1]}
             else:
                 vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}

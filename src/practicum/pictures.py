@@ -36,7 +36,7 @@ FIRST_PICTURE = 1 << 52
 """The least id of a picture's tokens. JSON readers hold ids below 2**53 exactly."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""The formats that are read; pillow runs other programs for some of the others."""
+"""The formats that are read; pillow runs programs for some further formats."""
 
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
@@ -147,6 +147,11 @@ def load_picture(image: str) -> "tuple[int, Image]":
     """Return the token that stands for a picture, and its pixels."""
     content = load_bytes(image)
     return identify(content), open_picture(content)
+
+
+def hide_places(text: str) -> str:
+    """Return a text that stands next to pictures, with its `<image>` no longer places of them."""
+    return text.replace(IMAGE, f"< {IMAGE[1:]}")
 
 
 def split_text(content: str, images: Sequence[str]) -> list[str]:

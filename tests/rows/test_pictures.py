@@ -204,6 +204,17 @@ def test_a_teacher_sees_its_own_pictures_or_none(folder: Folder) -> None:
         see(question="{question} {question}")
 
 
+@pytest.mark.parametrize("key", ["reference", "question"])
+def test_a_mark_in_a_shown_text_is_no_place_of_a_picture(folder: Folder, key: str) -> None:
+    prompt = read_one(folder, {"prompt": TEXT, "images": ["a.png"]})
+    settings = {"teacher": {"type": "self"}, key: "A note: {note} {question}"}
+    config = Config.model_validate(settings)
+    fields = {"note": "<image>, or <image>?"}
+    (turn,) = add_context(prompt, config, fields).messages
+    assert turn.content.count("<image>") == len(turn.images) == 1
+    assert "A note: < image>, or < image>?" in turn.content
+
+
 def test_a_teachers_pictures_are_counted_and_asked_for(folder: Folder) -> None:
     row = {"prompt": "<image><image>", "images": ["a.png"] * 2, "teacher_images": ["a.png"]}
     with pytest.raises(DataError, match="the row has 1 pictures and 2 places"):

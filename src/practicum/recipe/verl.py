@@ -237,7 +237,7 @@ def _convert_data(config: VerlConfig, target: Path, notes: list[str]) -> dict[st
     if question != "prompt" or images != "images":
         answer = "reward_model.ground_truth"
         task["columns"] = {"prompt": question, "answer": answer, "domain": "data_source"}
-        # A column of its own name needs no entry, and not all files have it.
+        # The column `images` needs no entry, and some files lack it.
         task["columns"] |= {} if images == "images" else {"images": images}
     notes.append(
         "task.verifier: verl chooses the reward by data_source; `math` is written, which needs "

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from practicum.pictures import hide_places
 from practicum.statistics import group_pairs
 from practicum.types import Message, Prompt, Rollout
 
@@ -60,4 +61,6 @@ def show_text(
     if place == "answer":
         return (*messages, Message("assistant", f"{text}\n\n"))
     *earlier, last = messages
+    # A model may have written the text.
+    text = hide_places(text) if last.images else text
     return (*earlier, replace(last, content=f"{text}\n\n{last.content}"))

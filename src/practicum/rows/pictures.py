@@ -91,7 +91,7 @@ def place_pictures(messages: tuple[Message, ...], images: Sequence[str]) -> tupl
 
 
 def drop_pictures(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages without their pictures, whose places stay in the text."""
+    """Return the messages without their pictures; the places stay in the text."""
     return tuple(replace(turn, images=()) if turn.images else turn for turn in messages)
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,7 @@ def _prepare_inputs(
         meter=ledger.meter("student"),
         engine=choose_engine(recipe),
         speculation=recipe.rollout.draft,
-        pictures=have_pictures([*task.train_prompts(), *task.heldout_prompts()]),
+        pictures=have_pictures(chain(task.train_prompts(), task.heldout_prompts())),
         keeps_records=keeps_records,
     )
     return _Inputs(recipe, task, packages, context, ledger, stack, scores)

@@ -109,7 +109,7 @@ def add_tools(renderer: Renderer, task: Task) -> Renderer:
 
 
 def load_model(config: ScorerConfig, *, pictures: bool = False) -> Model:
-    """Load a model into this process, outside of a run; with `pictures` it reads those of prompts."""
+    """Load a model into this process, outside of a run; `pictures` if prompts have some."""
 
     def refuse_task() -> Task:
         raise AssertionError("a model that is named needs no task")
@@ -123,7 +123,7 @@ def load_student(
 ) -> tuple[Backend, Student]:
     """Load only the student of a recipe, into one process; `models` has from-scratch models.
 
-    With `pictures` it reads those of prompts, too.
+    `pictures` is True if prompts have some.
     """
     recipe = recipe.model_copy(update={"backend": recipe.backend.build_single()})
     seed = seed_of(recipe.seed, "student")

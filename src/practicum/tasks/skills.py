@@ -123,8 +123,8 @@ def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -
 def _build_walk(effort: str, word: str, alphabet: str) -> Prompt:
     """Build a prompt such as `walk: a--++-+`: one letter on for +, one back for -; the answer is the last letter.
 
-    The signs are the other letters of the word in binary. The thoughts of the response are no letter,
-    every second one or all of the way. It is drawn, and does not follow the effort: reinforcement
+    The signs are the word's later letters in binary. The thoughts of the response hold none, half or
+    all of the letters on the way. This share is drawn and does not follow the effort: reinforcement
     learning makes the efforts.
     """
     width = (len(alphabet) - 1).bit_length()

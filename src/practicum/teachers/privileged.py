@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
 from practicum.objective import Full, Signal
-from practicum.pictures import IMAGE
+from practicum.pictures import IMAGE, hide_places
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -271,6 +271,10 @@ def add_context(
     """
     prompt = show_pictures(prompt, config.images)
     fields = {**list_prompt_fields(prompt), **(rollout_fields or {})}
+    if any(message.images for message in prompt.messages):
+        # A model may have written a field, and only the question has places of pictures.
+        hidden = {name: hide_places(text) for name, text in fields.items() if name != "question"}
+        fields |= hidden
     lacking = config.list_lacking(fields)
     if lacking:
         # A sibling is checked last: it is optional, so another missing field is the real error.

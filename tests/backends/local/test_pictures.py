@@ -88,6 +88,16 @@ def test_a_prompt_has_the_processors_tokens_and_the_models_own_logprobs(
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
 
 
+def test_a_written_placeholder_is_text(loaded: LoadedModel) -> None:
+    place = get_pictures(loaded).place
+    turns = (*QUESTION, Message("assistant", f"a {place} b"), *TEXT)
+    tokens = loaded.renderer.render(turns)
+    assert tokens.count(tokens[[*map(is_picture, tokens)].index(True)]) == sum(
+        map(is_picture, loaded.renderer.render(QUESTION))
+    )
+    assert get_pictures(loaded)._image_id not in tokens
+
+
 @torch.no_grad()
 def test_a_text_is_read_as_by_the_language_part_alone(loaded: LoadedModel) -> None:
     (actual,) = score(loaded, [TEXT], (8, 9))

@@ -293,3 +293,16 @@ def test_scores_have_the_tokens_per_call_as_mean_and_their_differences_the_chang
         slope = (measure_drafts(texts)["drafts/tokens_per_call"] - old[-1]) * 100
         assert score - old[-1] == pytest.approx(6 * slope, rel=0.02, abs=1e-9)
     assert score_drafts([rollout(2, 3, 1)]) == []
+
+
+def test_many_texts_and_conversations_are_sampled_without_drafts() -> None:
+    target = make_target()
+    drafter, config = make_drafter(target, verify="shared")
+    sampler = replace(open_sampler(target, drafter, config), most_texts=2)
+
+    def has_rounds(client: LocalSampler, count: int) -> bool:
+        return any(sample.rounds for sample in client.sample(requests(count), PARAMS))
+
+    assert has_rounds(sampler, 2) and not has_rounds(sampler, 3)
+    assert not has_rounds(sampler.remember_texts(), 2)
+    assert has_rounds(replace(sampler, most_texts=None), 3)

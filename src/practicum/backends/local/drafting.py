@@ -47,7 +47,7 @@ class DraftingSampler(LocalSampler):
 
     @torch.no_grad()
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample one completion per request, in order; those with drafts have their rounds."""
+        """Sample one completion per request, in order; drafted completions have their rounds."""
         most = self.most_texts
         if most is not None and (self.kept is not None or len(requests) > most):
             return LocalSampler.sample(self, requests, params)

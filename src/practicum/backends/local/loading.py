@@ -194,7 +194,7 @@ def add_pictures(loaded: LoadedModel, decoding: str = "auto") -> LoadedModel:
         raise ModelError(
             f"{loaded.source}: backend.decoding is {decoding}, which reads no pictures; set decoding: auto"
         )
-    # Packed attention also replaces that of the part that reads pictures.
+    # Packed attention would also replace the attention of the vision tower.
     model = disable_packing(loaded.language_model)
     return replace(
         loaded,

@@ -39,9 +39,8 @@ FAMILIES = {
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
     "qwen2_vl": "Qwen2VLProcessor",
     "qwen3_vl": "Qwen3VLProcessor",
-    "smolvlm": "SmolVLMProcessor",
 }
-"""The types of models whose pictures are read, with their processors."""
+"""The processor of each type of model that reads pictures. Each has a test."""
 
 PROCESSOR_FILES = (
     "preprocessor_config.json",
@@ -107,7 +106,7 @@ class Pictures:
         return self._tokens[image]
 
     def _process(self, image: str) -> tuple[int, Media]:
-        """Return a picture's id and media, from a call of the processor on its place alone."""
+        """Return a picture's id and media, from one call of the processor."""
         number, picture = load_picture(image)
         output = self._processor(
             images=[picture], text=[self.place], add_special_tokens=False, return_tensors="pt"
