@@ -5,7 +5,7 @@ The readings of a run, for a chain without a prefix and for a tree with `tree/`:
 - `tokens_per_call`: tokens per call of the target, after the prompt's call.
 - `acceptance`: share of the examined drafts that are accepted; `acceptance_K` at depth K.
 - `speed_B`: completion tokens per processor second, in multiples of decoding without a drafter, with
-  B texts at a time. Both take turns.
+  B texts at a time. All three take turns.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,11 @@ from practicum.runs.assembly import RunComponents
 from practicum.training.evaluation import EvaluationSettings, answer_heldout
 from practicum.types import FrozenConfig, Rollout
 
-BATCHES = {1: 4, 8: 8}
+BATCHES = {1: 2, 8: 8}
 """The number of texts at a time, with the number of prompts that are timed."""
 
 ROUNDS = 3
-"""The number of times that decoding with and without the drafter take turns; the first is not counted."""
+"""The number of times that decoding without a drafter, by chains and by trees take turns; the first is not counted."""
 
 
 class Config(FrozenConfig):
@@ -66,26 +66,36 @@ def _measure_drafter(
     metered = built.parts.sampler
     sampler = metered.bare if isinstance(metered, MeteredSampler) else metered
     assert isinstance(sampler, DraftingSampler), "the student of the study is a drafter"
-    chain = {"depth": config.chain, "width": 1}
-    tree = {"depth": config.depth, "width": config.width, "verify": "shared"}
+    settings_by_prefix = {
+        "": {"depth": config.chain, "width": 1},
+        "tree/": {"depth": config.depth, "width": config.width, "verify": "shared"},
+    }
+    drafting = {
+        prefix: replace(sampler, config=sampler.config.model_copy(update=changes))
+        for prefix, changes in settings_by_prefix.items()
+    }
     readings = dict[str, float]()
-    for prefix, changes in (("", chain), ("tree/", tree)):
-        drafting = replace(sampler, config=sampler.config.model_copy(update=changes))
-        drafts = measure_drafts(_answer(built, drafting, settings))
+    for prefix, client in drafting.items():
+        drafts = measure_drafts(_answer(built, client, settings))
         readings |= {name.replace("drafts/", prefix): value for name, value in drafts.items()}
-        for batch, count in BATCHES.items():
-            timed = replace(settings, prompts=settings.prompts[:count])
-            readings[f"{prefix}speed_{batch}"] = _compare_speeds(built, drafting, timed, batch)
+    for batch, count in BATCHES.items():
+        timed = replace(settings, prompts=settings.prompts[:count])
+        speeds = _compare_speeds(built, drafting, timed, batch)
+        readings |= {f"{prefix}speed_{batch}": speed for prefix, speed in speeds.items()}
     return readings
 
 
 def _compare_speeds(
-    built: RunComponents, drafting: DraftingSampler, settings: EvaluationSettings, batch: int
-) -> float:
-    """Return the speed of drafting in multiples of the speed without a drafter."""
-    clients = {
-        "plain": LocalSampler(drafting.language_model, batch_size=batch),
-        "drafting": replace(drafting, batch_size=batch),
+    built: RunComponents,
+    drafting: Mapping[str, DraftingSampler],
+    settings: EvaluationSettings,
+    batch: int,
+) -> dict[str, float]:
+    """Return the speed of each drafting sampler in multiples of the speed without a drafter."""
+    model = next(iter(drafting.values())).language_model
+    clients: dict[str, LocalSampler] = {
+        "plain": LocalSampler(model, batch_size=batch),
+        **{prefix: replace(client, batch_size=batch) for prefix, client in drafting.items()},
     }
     seconds, tokens = dict.fromkeys(clients, 0.0), dict.fromkeys(clients, 0)
     for number in range(ROUNDS):
@@ -96,7 +106,7 @@ def _compare_speeds(
                 seconds[name] += process_time() - start
                 tokens[name] += sum(len(rollout.tokens) for rollout in rollouts)
     speeds = {name: tokens[name] / seconds[name] for name in clients}
-    return speeds["drafting"] / speeds["plain"]
+    return {prefix: speeds[prefix] / speeds["plain"] for prefix in drafting}
 
 
 def _answer(
