@@ -32,6 +32,9 @@ MOST_PIXELS = 1 << 25
 
 MOST_BYTES = 1 << 26
 
+FOLDER = "pictures"
+"""The folder of a run with small copies of its pictures."""
+
 FIRST_PICTURE = 1 << 52
 """The least id of a picture's tokens. JSON readers hold ids below 2**53 exactly."""
 
@@ -47,11 +50,13 @@ class PictureReader:
     """Turns a picture into the tokens that one model reads in its place.
 
     `place` is the text that the model's chat template writes for a picture, and the placeholders among
-    the tokens have the id that `identify` gives.
+    the tokens have the id that `identify` gives. `find` returns the picture of an id, None if no
+    renderer of this process has read it.
     """
 
     place: str
     read: Callable[[str], tuple[int, ...]]
+    find: Callable[[int], str | None]
 
 
 def is_picture(token: Any) -> Any:
@@ -65,7 +70,12 @@ def identify(content: bytes) -> int:
     Tokens of two pictures differ, so prompts with the same text and other pictures do too (as the
     pad values of SGLang).
     """
-    return FIRST_PICTURE | int.from_bytes(hashlib.sha256(content).digest()[:6])
+    return identify_digest(hashlib.sha256(content).hexdigest())
+
+
+def identify_digest(sha256: str) -> int:
+    """Return the token that stands for a picture with this SHA-256, in hexadecimal."""
+    return FIRST_PICTURE | int(sha256[:12], 16)
 
 
 def list_ids(messages: Iterable[Message]) -> list[int]:

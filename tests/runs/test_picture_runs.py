@@ -1,6 +1,9 @@
 """Runs over prompts with pictures: they train, resume to the same bytes, and refuse what cannot read pictures."""
 
+import base64
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ from toy import assert_same_run, curve, forked, make_model, rows, said, toy_run,
 from vision_models import ALPHABET, build_vision_model
 
 from practicum.errors import ModelError
-from practicum.pictures import identify
+from practicum.pictures import PictureReader, identify, identify_digest
 from practicum.runs.exporting import export_run
+from practicum.runs.thumbnails import Thumbnails
+from practicum.types import Prompt, Rollout
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,29 @@ def test_a_run_learns_and_its_rows_name_the_pictures(models: Path, finished: Pat
     for row in rows(finished / "rollouts.jsonl"):
         number = identify((models / row["prompt"]).read_bytes())
         assert row["prompt_tokens"].count(number) == 4
+
+
+def test_a_report_shows_each_picture_next_to_its_answers(models: Path, finished: Path) -> None:
+    page = (finished / "report.html").read_text()
+    copies = {path.stem: path.read_bytes() for path in (finished / "pictures").iterdir()}
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in models.glob("*.png")}
+    assert set(copies) == digests
+    for sample in json.loads((finished / "summary.json").read_text())["samples"]:
+        [number] = sample["pictures"]
+        [content] = [copy for name, copy in copies.items() if identify_digest(name) == number]
+        assert base64.b64encode(content).decode() in page
+    assert page.count('class="picture"') >= 2 * len(rows(finished / "rollouts.jsonl")[:6])
+
+
+def test_a_picture_that_vanishes_leaves_the_run_alone(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = (models / "0.png").read_bytes()
+    rollout = Rollout.from_text(Prompt("0", ()), "one")
+    reader = PictureReader("", lambda image: (), lambda number: str(tmp_path / "0.png"))
+    Thumbnails(tmp_path, reader).write([replace(rollout, prompt_tokens=(identify(content),))])
+    assert "the page shows no copy of a picture" in caplog.text
+    assert not (tmp_path / "pictures").exists()
 
 
 def test_killed_and_resumed_a_run_has_the_same_bytes(

@@ -20,9 +20,10 @@ from practicum.report.markup import (
     format_percent,
     render_note,
     render_panels,
+    render_pictures,
     render_table,
 )
-from practicum.report.run_data import Row, RunData
+from practicum.report.run_data import Row, RunData, find_pictures
 from practicum.report.verdict import group_rewards
 from practicum.statistics import (
     calibration_error,
@@ -305,7 +306,8 @@ def build_answers_section(run: RunData) -> Section | None:
         return None
     rows = [
         [
-            escape_text(sample["prompt"]),
+            render_pictures(find_pictures(sample.get("pictures", ()), run))
+            + escape_text(sample["prompt"]),
             escape_text(sample["answer"] or ""),
             _render_completion(sample["before"], sample["reward_before"]),
             _render_completion(sample["after"], sample["reward_after"]),

@@ -8,10 +8,11 @@ colour-blind readers can distinguish.
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from practicum.report.markup import Section, escape_text, format_number
-from practicum.report.run_data import Row, RunData
+from practicum.report.markup import Section, escape_text, format_number, render_pictures
+from practicum.report.run_data import Row, RunData, find_pictures
 from practicum.text import make_printable
 
 MAX_TOKENS = 240
@@ -69,7 +70,8 @@ class View:
     """A completion to look at: a heading of HTML, its tokens, and their numbers by name.
 
     `title` names the completion in plain text. `sides` holds the most likely tokens of student and
-    teacher, if they were traced. `hidden_tokens` counts the tokens that are cut off.
+    teacher, if they were traced. `hidden_tokens` counts the tokens that are cut off, and `pictures`
+    are the files of the pictures in the text.
     """
 
     title: str
@@ -79,6 +81,7 @@ class View:
     numbers: Mapping[str, Sequence[float | None]]
     sides: Mapping[str, Row]
     hidden_tokens: int = 0
+    pictures: Sequence[Path] = ()
 
 
 def build_heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
@@ -144,13 +147,13 @@ def _build_pairs(run: RunData) -> list[list[View]]:
     before = {trace["prompt"]: trace for trace in (run.before or {}).get("traces", ())}
     after = {trace["prompt"]: trace for trace in (run.after or {}).get("traces", ())}
     answers = (run.before or run.after or {}).get("answers", ())
-    expected = {answer["prompt"]: answer["expected"] for answer in answers}
+    by_prompt = {answer["prompt"]: answer for answer in answers}
     pairs = []
     for prompt in before or after:
         traces = (("before", before.get(prompt)), ("after", after.get(prompt)))
         pairs.append(
             [
-                _build_trace_view(when, trace, expected.get(prompt))
+                _build_trace_view(when, trace, by_prompt.get(prompt, {}), run)
                 for when, trace in traces
                 if trace is not None
             ]
@@ -158,7 +161,7 @@ def _build_pairs(run: RunData) -> list[list[View]]:
     return pairs
 
 
-def _build_trace_view(when: str, trace: Row, expected: str | None) -> View:
+def _build_trace_view(when: str, trace: Row, answer: Row, run: RunData) -> View:
     numbers = {
         "divergence": trace["reverse_kl"],
         "student_entropy": trace["student_entropy"],
@@ -171,12 +174,13 @@ def _build_trace_view(when: str, trace: Row, expected: str | None) -> View:
     return View(
         f"{when}: {make_printable(trace['question'])}",
         f'<span class="when {when}">{when}</span> {question}'
-        f"{_render_reward(trace['reward'], expected)}",
+        f"{_render_reward(trace['reward'], answer.get('expected'))}",
         trace["text"][:MAX_TOKENS],
         trace["control"][:MAX_TOKENS],
         {name: column[:MAX_TOKENS] for name, column in numbers.items()},
         {name: trace[name] for name in ("student", "teacher") if trace[name] is not None},
         max(len(trace["text"]) - MAX_TOKENS, 0),
+        find_pictures(answer.get("pictures", ()), run),
     )
 
 
@@ -229,6 +233,7 @@ def _build_rollout_view(row: Row, run: RunData) -> View:
         {name: column[:MAX_TOKENS] for name, column in numbers.items()},
         {},
         max(len(row["tokens"]) - MAX_TOKENS, 0),
+        find_pictures((*row["prompt_tokens"], *row["tokens"]), run),
     )
 
 
@@ -253,7 +258,7 @@ def _render_view(view: View, index: int, quantity: Quantity) -> str:
     if view.hidden_tokens:
         tokens += f'<span class="note"> and {view.hidden_tokens} tokens more</span>'
     return (
-        f'<article class="map"><h4>{view.heading}</h4>'
+        f'<article class="map"><h4>{view.heading}</h4>{render_pictures(view.pictures)}'
         f'<p class="tokens" data-view="{index}">{tokens}</p></article>'
     )
 

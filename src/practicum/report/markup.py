@@ -4,8 +4,9 @@ import base64
 import hashlib
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from practicum.text import make_printable
@@ -102,6 +103,15 @@ def render_table(
     )
 
 
+def render_pictures(paths: Iterable[Path]) -> str:
+    """Render JPEG files in the page itself, next to the text about them."""
+    return "".join(
+        '<img class="picture" alt="a picture of the prompt" src="data:image/jpeg;base64,'
+        f'{base64.b64encode(path.read_bytes()).decode()}">'
+        for path in paths
+    )
+
+
 def render_panels(bodies: Mapping[str, str]) -> str:
     """Render panels next to each other, by title; a panel with an empty body is left out."""
     panels = "".join(
@@ -120,6 +130,7 @@ def render_policy(style: str, script: str | None = None, *, server: str = "'none
         "default-src 'none'",
         f"style-src '{_digest(style)}'",
         f"script-src '{_digest(script)}'" if script is not None else "script-src 'none'",
+        "img-src data:",
         f"connect-src {server}",
         "base-uri 'none'",
         "form-action 'none'",

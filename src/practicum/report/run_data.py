@@ -1,6 +1,6 @@
 """Read a run's folder for its page; every file but recipe.json may be absent or still growing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from practicum.errors import RecipeError
+from practicum.pictures import FOLDER, identify_digest
 from practicum.run_dir import parse_row, read_json, read_rows, shapes
 from practicum.run_dir.journal import open_journal
 
@@ -25,7 +26,7 @@ class RunData:
     """The contents of a run's folder; None or empty if a file is absent.
 
     `before`, `after` and `teacher` are evaluations as JSON data. `rollouts` are a sample of
-    `rollouts_total`.
+    `rollouts_total`. `pictures` are the files of small copies by the ids of pictures.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class RunData:
     rejected: list[Row]
     starts: list[Row]
     versions: Row | None
+    pictures: Mapping[int, Path]
 
     @property
     def name(self) -> str:
@@ -77,6 +79,11 @@ class RunData:
 def is_divergence_estimated(run: RunData) -> bool:
     """Return True if `reverse_kl` is a mean log-ratio of sampled tokens at a step, not exact."""
     return any(row.get("reverse_kl_estimated") for row in run.metrics)
+
+
+def find_pictures(tokens: Iterable[int], run: RunData) -> list[Path]:
+    """Return the files of the pictures that stand among tokens, each once, in order."""
+    return [run.pictures[token] for token in dict.fromkeys(tokens) if token in run.pictures]
 
 
 def read_run(folder: Path, max_rollouts: int = MAX_ROLLOUTS) -> RunData:
@@ -111,6 +118,9 @@ def read_run(folder: Path, max_rollouts: int = MAX_ROLLOUTS) -> RunData:
         rejected=_read_journal(folder / "rejected.jsonl", shapes.REJECTED),
         starts=starts,
         versions=starts[-1]["versions"] if starts else None,
+        pictures={
+            identify_digest(path.stem): path for path in sorted((folder / FOLDER).glob("*.jpg"))
+        },
     )
 
 

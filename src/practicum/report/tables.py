@@ -105,6 +105,7 @@ def pair_completions(before: Evaluation | None, after: Evaluation | None) -> lis
             "after": new.text,
             "reward_before": old.reward,
             "reward_after": new.reward,
+            **({"pictures": old.pictures} if old.pictures else {}),
         }
         for old, new in zip(before.answers, after.answers, strict=True)
     ]

@@ -31,6 +31,7 @@ from practicum.run_dir.files import (
     read_json,
     shorten_path,
     to_json_number,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "split_changes",
     "to_json_number",
     "truncate_journal",
+    "write_bytes",
     "write_json",
     "write_text",
 ]

@@ -96,10 +96,15 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Replace the file at `path` as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file at `path`: write and sync a temporary file in its folder, then rename it."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        write_synced(temporary, text)
+        write_synced(temporary, content)
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
@@ -124,10 +129,10 @@ def prepare_folder(folder: Path) -> None:
         raise build_resource_error(f"{folder} cannot be written", error) from error
 
 
-def write_synced(path: Path, text: str) -> None:
+def write_synced(path: Path, content: bytes) -> None:
     """Write a file that must not exist yet and wait until it is on the disk."""
-    with path.open("x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    with path.open("xb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -28,6 +28,7 @@ RUN_FILES = (
     "models",
     "scores",
     "tensorboard",
+    "pictures",
     "rollouts.jsonl",
     "vocabulary.jsonl",
     "starts.jsonl",

@@ -142,12 +142,13 @@ def _write(
         sync(folder / name)
     inject_fault("save.after_tensors")
     for name, text in texts.items():
-        write_synced(folder / name, text)
+        write_synced(folder / name, text.encode())
     files = {
         name: {"size": (folder / name).stat().st_size, "sha256": digest_file(folder / name)}
         for name in [*names, *texts]
     }
-    write_synced(folder / MANIFEST, encode_json({"step": step, "files": files}, indent=2) + "\n")
+    manifest = encode_json({"step": step, "files": files}, indent=2) + "\n"
+    write_synced(folder / MANIFEST, manifest.encode())
     sync(folder)
 
 

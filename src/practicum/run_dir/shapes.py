@@ -220,6 +220,7 @@ class _SampleShape(_OpenShape):
     after: str
     reward_before: Number | None
     reward_after: Number | None
+    pictures: list[int] = []
 
 
 class _Cost(_WholeShape):

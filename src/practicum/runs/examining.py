@@ -18,6 +18,7 @@ from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
 from practicum.run_dir.best import METRICS, read_score
 from practicum.runs.assembly import RunComponents
 from practicum.runs.outcome import RunEvaluations, build_readings
+from practicum.runs.thumbnails import Thumbnails
 from practicum.statistics.heldout import Evaluation
 from practicum.training.evaluation import (
     answer_heldout,
@@ -126,6 +127,7 @@ class RunEvaluator:
             self._answers = answer_heldout(
                 parts.sampler, parts.renderer, parts.task, settings, self._notes, rescored=True
             )
+            Thumbnails(self._run_dir.path, parts.renderer.pictures).write(self._answers)
             return examine_answers(
                 self._answers,
                 parts.sampler,

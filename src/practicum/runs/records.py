@@ -20,6 +20,7 @@ from practicum.run_dir import (
     to_json_number,
     truncate_journal,
 )
+from practicum.runs.thumbnails import Thumbnails
 from practicum.text import Renderer
 from practicum.types import Rollout, StepResult, TokenRecord
 
@@ -29,7 +30,8 @@ class RunJournals:
 
     Only `timings.jsonl` depends on the clock, so all further files are the same no matter how often a
     run is resumed. With `rollouts_required`, a run that cannot write its rollouts stops. With a
-    `renderer`, `vocabulary.jsonl` gets each token as text when it first occurs. `checkpoint` is the
+    `renderer`, `vocabulary.jsonl` gets each token as text when it first occurs, and `pictures` gets a
+    small copy of each picture. `checkpoint` is the
     checkpoint that the run resumes from, if any.
     """
 
@@ -51,6 +53,7 @@ class RunJournals:
             self._journals
         )
         self._renderer = renderer
+        self._thumbnails = Thumbnails(run_dir.path, renderer and renderer.pictures)
         # A resumed run does not write the tokens of earlier steps again.
         self._seen = {row["id"] for row in read_rows(locate_vocabulary(run_dir), shapes.VOCABULARY)}
 
@@ -73,6 +76,7 @@ class RunJournals:
         self._metrics.append({"step": result.step, **metrics})
         self._timings.append({"step": result.step, **timings})
         self._write_tokens(result)
+        self._thumbnails.write(result.rollouts)
         outputs = result.outputs.split(result.rollouts)
         for rollout, output in zip(result.rollouts, outputs, strict=True):
             self._rollouts.append(_build_rollout_row(result.step, rollout, output))

@@ -62,8 +62,8 @@ def read_trace(saved: dict[str, object]) -> TokenTrace:
 class GradedCompletion:
     """One held-out completion with its prompt, the expected answer and its reward.
 
-    `logprob` is the mean log-probability per token under the model that wrote it, untempered, and
-    `calls` the outcome of each call of a tool.
+    `logprob` is the mean log-probability per token under the model that wrote it, untempered, `calls`
+    the outcome of each call of a tool, and `pictures` the ids of the prompt's pictures.
     """
 
     prompt: str
@@ -74,6 +74,7 @@ class GradedCompletion:
     tokens: int = 0
     logprob: float | None = None
     calls: list[CallOutcome] = field(default_factory=list)
+    pictures: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

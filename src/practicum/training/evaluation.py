@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from practicum.pictures import is_picture
 from practicum.ports import SamplingClient, Task, Teacher
 from practicum.ports.notes import Note, NoteMoment
 from practicum.rollouts import (
@@ -189,6 +190,7 @@ def _build_evaluation(
             int(rollout.loss_mask.sum()),
             _compute_mean(rollout.policy_logprobs[rollout.loss_mask]),
             [call.outcome for turn in rollout.turns for call in turn.calls],
+            list(dict.fromkeys(filter(is_picture, rollout.prompt_tokens))),
         )
         for rollout in rollouts
     ]

@@ -105,6 +105,10 @@ class Pictures:
             self._tokens[image] = media.tokens
         return self._tokens[image]
 
+    def find(self, number: int) -> str | None:
+        """Return the picture of an id; None if no renderer of this process has read it."""
+        return _IMAGES.get(number)
+
     def _process(self, image: str) -> tuple[int, Media]:
         """Return a picture's id and media, from one call of the processor."""
         number, picture = load_picture(image)
@@ -120,7 +124,7 @@ class Pictures:
             self._newest.popitem(last=False)
         return number, media
 
-    def _find(self, number: int) -> Media:
+    def _load(self, number: int) -> Media:
         """Return a picture's media by its id; ModelError if its file changed."""
         if number in self._newest:
             self._newest.move_to_end(number)
@@ -136,7 +140,7 @@ class Pictures:
         for row in ids.tolist():
             numbers = list(filter(is_picture, row))
             while numbers:
-                media = self._find(numbers[0])
+                media = self._load(numbers[0])
                 part, numbers = numbers[: media.count], numbers[media.count :]
                 if part != part[:1] * media.count:
                     raise ModelError(
