@@ -39,7 +39,6 @@ from practicum.models.sources import (
     needs_conversion,
     refuse_encoder_decoder,
 )
-from practicum.pictures import PictureReader
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
@@ -196,11 +195,10 @@ def add_pictures(loaded: LoadedModel, decoding: str = "auto") -> LoadedModel:
         )
     # Packed attention would also replace the attention of the vision tower.
     model = disable_packing(loaded.language_model)
-    reader = PictureReader(pictures.place, pictures.read, pictures.find)
     return replace(
         loaded,
         language_model=replace(model, pictures=pictures, decoding=Decoding.TORCH),
-        renderer=replace(loaded.renderer, pictures=reader),
+        renderer=replace(loaded.renderer, pictures=pictures.open_reader()),
     )
 
 

@@ -28,7 +28,7 @@ from transformers.models.auto.processing_auto import processor_class_from_name
 from transformers.utils.hub import cached_file
 
 from practicum.errors import ModelError
-from practicum.pictures import is_picture, load_picture
+from practicum.pictures import PictureReader, is_picture, load_picture
 from practicum.text.tokenizers import UNREADABLE, shorten_error
 
 FAMILIES = {
@@ -91,6 +91,10 @@ class Pictures:
         self._image_id = image_id
         self._tokens: dict[str, tuple[int, ...]] = {}
         self._newest: OrderedDict[int, Media] = OrderedDict()
+
+    def open_reader(self) -> PictureReader:
+        """Return the reader for a renderer."""
+        return PictureReader(self.place, self.read, self.find)
 
     @property
     def place(self) -> str:

@@ -17,9 +17,15 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from practicum.backends.local.packing import pad_sequences
+from practicum.backends.local.pictures import FAMILIES, Pictures, choose_class, open_pictures
+from practicum.backends.local.scratch_vision import (
+    add_token,
+    describe_vision_model,
+    write_processor,
+)
 from practicum.core.randomness import seed_of
 from practicum.core.waits import Wait, show_wait
 from practicum.errors import DataError
@@ -139,40 +145,48 @@ def build_scratch_model(
 ) -> None:
     """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
     tokenizer = TOKENIZERS[config.tokenizer](alphabet)
+    sees = config.architecture in FAMILIES
+    if sees:
+        add_token(tokenizer)
     renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
+    described = _build_config(config, tokenizer, min(renderer.stop_ids))
+    described.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if sees:
+        write_processor(folder)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        model = AutoModelForCausalLM.from_config(
-            _build_config(config, len(tokenizer), min(renderer.stop_ids))
-        )
+        model = choose_class(config.architecture).from_config(described)
         if config.pretrain.steps:
-            _pretrain(model, renderer, config.pretrain, prompts, config.seed)
+            pictures = open_pictures(str(folder), tokenizer) if sees else None
+            _pretrain(model, renderer, config.pretrain, prompts, config.seed, pictures)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
-def _build_config(config: ScratchConfig, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
-    rows = max(vocabulary, config.padded_vocabulary or 0)
+def _build_config(
+    config: ScratchConfig, tokenizer: PreTrainedTokenizerBase, eos: int
+) -> PretrainedConfig:
+    settings = {
+        "vocab_size": max(len(tokenizer), config.padded_vocabulary or 0),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": 4 * config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": max(config.heads // 2, 1),
+        "head_dim": config.hidden_size // config.heads,
+        "max_position_embeddings": config.positions,
+        "attention_dropout": config.dropout,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": eos,
+        "pad_token_id": 0,
+    }
+    if config.architecture in FAMILIES:
+        return describe_vision_model(config, tokenizer, settings)
     is_gemma = config.architecture == "gemma3"
     kind = "gemma3_text" if is_gemma else config.architecture
     extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if is_gemma else {}
-    return AutoConfig.for_model(
-        kind,
-        vocab_size=rows,
-        hidden_size=config.hidden_size,
-        intermediate_size=4 * config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=max(config.heads // 2, 1),
-        head_dim=config.hidden_size // config.heads,
-        max_position_embeddings=config.positions,
-        attention_dropout=config.dropout,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=eos,
-        pad_token_id=0,
-        **extra,
-    )
+    return AutoConfig.for_model(kind, **settings, **extra)
 
 
 def _pretrain(
@@ -181,9 +195,12 @@ def _pretrain(
     settings: PretrainConfig,
     prompts: Sequence[Prompt],
     seed: int,
+    pictures: Pictures | None,
 ) -> None:
     """Train by cross-entropy on responses, else answers, and the stop token; prompts are drawn at random."""
     stop = min(renderer.stop_ids)
+    if pictures is not None:
+        renderer = replace(renderer, pictures=pictures.open_reader())
     pairs = [
         (renderer.render(prompt.messages), [*renderer.encode(text), stop])
         for prompt in prompts
@@ -198,7 +215,7 @@ def _pretrain(
     generator = torch.Generator().manual_seed(seed)
     model.train()
     with show_wait("pretraining from scratch: steps", settings.steps) as wait:
-        _take_steps(model, optimizer, pairs, settings, generator, wait)
+        _take_steps(model, optimizer, pairs, settings, generator, wait, pictures)
     model.eval()
 
 
@@ -209,6 +226,7 @@ def _take_steps(
     settings: PretrainConfig,
     generator: torch.Generator,
     wait: Wait,
+    pictures: Pictures | None,
 ) -> None:
     """Take the steps of pretraining on pairs of prompt and answer; the learning rate falls to 0.
 
@@ -224,7 +242,9 @@ def _take_steps(
         labels = torch.full_like(ids, -100)
         for row, (prompt, answer) in enumerate(chosen):
             labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-        logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1]
+        inputs: dict[str, torch.Tensor] = {"input_ids": ids, "attention_mask": mask.long()}
+        inputs |= {} if pictures is None else pictures.collect(model, ids, mask)
+        logits = model(**inputs).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * (1 - step / settings.steps)
