@@ -1,6 +1,7 @@
 """Pictures in prompts: what transformers computes from its own processor, in each family."""
 
 import copy
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,11 @@ def take_step(trainer: LocalTrainer, student: LoadedModel, number: int) -> None:
     objective = Objective.model_validate({"signal": "text", "divergence": "ce"})
     trainer.forward_backward(data, objective, number)
     assert trainer.optim_step(AdamParams(0.01))["skipped"] == 0
+
+
+def test_other_types_of_models_are_refused_by_name(tmp_path: Path) -> None:
+    folder = build_vision_model(tmp_path, "idefics3")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "smolvlm"}))
+    with pytest.raises(ModelError, match="smolvlm reads pictures, and is not supported yet"):
+        load(ModelConfig(model=str(folder)))

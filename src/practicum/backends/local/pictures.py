@@ -24,6 +24,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.models.auto.processing_auto import processor_class_from_name
 from transformers.utils.hub import cached_file
 
@@ -198,6 +202,16 @@ def _join(pictures: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
 def choose_class(family: str) -> Any:
     """Return the class of transformers that loads a type of model, with its head."""
     return AutoModelForImageTextToText if family in FAMILIES else AutoModelForCausalLM
+
+
+def refuse_unknown_family(source: str, family: str) -> None:
+    """Raise ModelError for a type of model that reads pictures and has no test here."""
+    is_text = family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if family in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not is_text | (family in FAMILIES):
+        raise ModelError(
+            f"{source}: {family} reads pictures, and is not supported yet; the types that are: "
+            f"{', '.join(FAMILIES)}"
+        )
 
 
 def reads_pictures(source: str) -> bool:
