@@ -221,7 +221,12 @@ def prepare_models(job: ReproductionJob) -> FindModel:
 def prepare_scratch_models(
     recipe_data: Mapping[str, Any], recipe: Recipe, folder: Path
 ) -> dict[str, Any]:
-    """Return a recipe's data with every from-scratch model made and replaced by its folder."""
+    """Return a recipe's data with every from-scratch model made and replaced by its folder.
+
+    Another backend than the local one makes its own networks.
+    """
+    if recipe.backend.build_single().type != "local":
+        return dict(recipe_data)
     task = build_task(recipe)
     roles = [role for role in ("student", "teacher", "reference") if role in recipe_data]
     made = {role: _replace_scratch_models(recipe_data[role], task, folder) for role in roles}

@@ -53,9 +53,9 @@ class Config(FrozenConfig):
                 "student.model: backend 'flow' makes its network from scratch; set model: "
                 "{hidden_size: 64, layers: 2, seed: 0}"
             )
-        elif unused := sorted(student.model.model_fields_set - USED):
+        elif unused := _list_changed(student.model, USED):
             problems.append(f"student.model: a flow's network has no {unused[0]}; remove it")
-        if unused := sorted(student.model_fields_set - {"model"}):
+        if unused := _list_changed(student, frozenset({"model"})):
             problems.append(f"student: a flow has no {unused[0]}; remove it")
         if models:
             problems.append(
@@ -66,6 +66,12 @@ class Config(FrozenConfig):
                 "rollout.source: a flow is not decoded token by token; set source: student or teacher"
             )
         return problems
+
+
+def _list_changed(settings: FrozenConfig, used: frozenset[str]) -> list[str]:
+    """Return the names of settings that are not used and differ from their defaults."""
+    defaults = {name: field.default for name, field in type(settings).model_fields.items()}
+    return [name for name, value in settings if name not in used and value != defaults[name]]
 
 
 def build(config: Config, context: BackendContext) -> Backend:

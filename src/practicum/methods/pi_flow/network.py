@@ -35,9 +35,9 @@ class FlowShape:
 class Interval:
     """The part of a trajectory that one call of the network decides: its start and its policy."""
 
-    state: Float[Tensor, "*s D"]
-    time: Float[Tensor, "*t"]
-    policy: Float[Tensor, "*s G D"] | Gaussians
+    state: Float[Tensor, "... D"]
+    time: Float[Tensor, "..."]
+    policy: Float[Tensor, "... G D"] | Gaussians
 
 
 class FlowNetwork(torch.nn.Module):
@@ -58,7 +58,7 @@ class FlowNetwork(torch.nn.Module):
                 bound = sizes[0] ** -0.5 if weight.ndim == 1 else weight.shape[1] ** -0.5
                 weight.uniform_(-bound, bound, generator=stream)
 
-    def open_interval(self, state: Float[Tensor, "*s D"], time: Float[Tensor, "*t"]) -> Interval:
+    def open_interval(self, state: Float[Tensor, "... D"], time: Float[Tensor, "..."]) -> Interval:
         """Call the network at the start of an interval."""
         hidden = torch.cat([state, time.expand(state.shape[:-1])[..., None]], dim=-1)
         for layer in self.maps[:-1]:
@@ -70,8 +70,8 @@ class FlowNetwork(torch.nn.Module):
         return Interval(state, time, Gaussians(numbers[..., 0], means, scales))
 
     def compute_velocity(
-        self, interval: Interval, state: Float[Tensor, "*s D"], time: Float[Tensor, "*t"]
-    ) -> Float[Tensor, "*s D"]:
+        self, interval: Interval, state: Float[Tensor, "... D"], time: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... D"]:
         """Return the policy's velocity at a state of the interval; the network is not called."""
         policy, start = interval.policy, interval.time
         if isinstance(policy, Gaussians):

@@ -15,12 +15,12 @@ from torch import Tensor
 class Gaussians:
     """A mixture of isotropic Gaussians; the logits need not be normalised."""
 
-    logits: Float[Tensor, "*s K"]
-    means: Float[Tensor, "*s K D"]
-    scales: Float[Tensor, "*s K"]
+    logits: Float[Tensor, "... K"]
+    means: Float[Tensor, "... K D"]
+    scales: Float[Tensor, "... K"]
 
     def multiply(
-        self, precision: Float[Tensor, "*r"], linear: Float[Tensor, "*r D"]
+        self, precision: Float[Tensor, "..."], linear: Float[Tensor, "... D"]
     ) -> "Gaussians":
         """Return the normalised product with exp(-precision / 2 |x|^2 + linear . x)."""
         variance, dimension = self.scales.square(), self.means.shape[-1]
@@ -33,27 +33,29 @@ class Gaussians:
         means = (self.means + variance[..., None] * linear) * shrinkage[..., None]
         return Gaussians(logits, means, self.scales * shrinkage.sqrt())
 
-    def compute_mean(self) -> Float[Tensor, "*s D"]:
+    def compute_mean(self) -> Float[Tensor, "... D"]:
         """Return the mean of the mixture."""
         return (torch.softmax(self.logits, dim=-1)[..., None] * self.means).sum(dim=-2)
 
 
 def weigh(
-    state: Float[Tensor, "*s D"], time: Float[Tensor, "*t"]
-) -> tuple[Float[Tensor, "*t"], Float[Tensor, "*s D"]]:
+    state: Float[Tensor, "... D"], time: Float[Tensor, "..."]
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "... D"]]:
     """Return precision and linear factor of the likelihood of x_t as a function of x_0."""
     keep = 1 - time
     return (keep / time).square(), (keep / time.square())[..., None] * state
 
 
 def compute_velocity(
-    predicted: Float[Tensor, "*s D"], state: Float[Tensor, "*s D"], time: Float[Tensor, "*t"]
-) -> Float[Tensor, "*s D"]:
+    predicted: Float[Tensor, "... D"], state: Float[Tensor, "... D"], time: Float[Tensor, "..."]
+) -> Float[Tensor, "... D"]:
     """Return the velocity at x_t of a prediction of x_0."""
     return (state - predicted) / time[..., None]
 
 
-def interpolate(grid: Float[Tensor, "*s G D"], place: Float[Tensor, "*t"]) -> Float[Tensor, "*s D"]:
+def interpolate(
+    grid: Float[Tensor, "... G D"], place: Float[Tensor, "..."]
+) -> Float[Tensor, "... D"]:
     """Return the DX policy's x_0: linear between the grid points, at a `place` from 0 to 1."""
     last = grid.shape[-2] - 1
     distance = (place[..., None] * last - torch.arange(last + 1, device=grid.device)).abs()
@@ -62,9 +64,9 @@ def interpolate(grid: Float[Tensor, "*s G D"], place: Float[Tensor, "*t"]) -> Fl
 
 def predict_by_gaussians(
     posterior: Gaussians,
-    start: tuple[Float[Tensor, "*s D"], Float[Tensor, "*t"]],
-    now: tuple[Float[Tensor, "*s D"], Float[Tensor, "*t"]],
-) -> Float[Tensor, "*s D"]:
+    start: tuple[Float[Tensor, "... D"], Float[Tensor, "..."]],
+    now: tuple[Float[Tensor, "... D"], Float[Tensor, "..."]],
+) -> Float[Tensor, "... D"]:
     """Return the GMFlow policy's x_0 at a later state (arXiv 2504.05304).
 
     `posterior` is the distribution of x_0 at the `start` of the interval; `start` and `now` are
@@ -75,15 +77,15 @@ def predict_by_gaussians(
 
 
 def predict_by_mixture(
-    mixture: Gaussians, state: Float[Tensor, "*s D"], time: Float[Tensor, "*t"]
-) -> Float[Tensor, "*s D"]:
+    mixture: Gaussians, state: Float[Tensor, "... D"], time: Float[Tensor, "..."]
+) -> Float[Tensor, "... D"]:
     """Return the mean of x_0 given x_t, for x_0 from a mixture."""
     return mixture.multiply(*weigh(state, time)).compute_mean()
 
 
 def follow_mixture(
-    mixture: Gaussians, state: Float[Tensor, "*s D"], span: tuple[float, float], steps: int
-) -> Float[Tensor, "*s D"]:
+    mixture: Gaussians, state: Float[Tensor, "... D"], span: tuple[float, float], steps: int
+) -> Float[Tensor, "... D"]:
     """Return the state after Euler's steps along the exact velocity, between two times."""
     start, end = span
     for number in range(steps):

@@ -16,7 +16,7 @@ from practicum.functional.head import Head
 from practicum.text import Renderer
 from practicum.types import Sample, SampleRequest, SamplingParams
 
-LIMIT, STEP = 4.0, 0.005
+LIMIT, STEP = 4.0, 0.01
 """Values lie between -LIMIT and LIMIT and are multiples of STEP."""
 
 END = "</s>"
@@ -29,7 +29,7 @@ COUNT = round(2 * LIMIT / STEP) + 1
 def list_words() -> list[str]:
     """Return the text of each value, in order."""
     middle = COUNT // 2
-    return [f"{(number - middle) * STEP:.3f}" for number in range(COUNT)]
+    return [f"{(number - middle) * STEP:.2f}" for number in range(COUNT)]
 
 
 def build_renderer() -> Renderer:
@@ -49,7 +49,7 @@ def build_renderer() -> Renderer:
 def require_numbers(renderer: Renderer, part: str) -> None:
     """Raise RecipeError unless the student's tokens are numbers; `part` needs them."""
     vocabulary = renderer.tokenizer.get_vocab()
-    if len(vocabulary) != COUNT + 1 or f"{LIMIT:.3f}" not in vocabulary:
+    if len(vocabulary) != COUNT + 1 or f"{LIMIT:.2f}" not in vocabulary:
         raise RecipeError(
             f"{part} reads trajectories of a flow, and the student writes text; set backend: "
             "{type: flow}"
@@ -62,7 +62,7 @@ def list_values() -> Float[Tensor, " V"]:
     return torch.tensor([0.0, *map(float, list_words())])
 
 
-def round_to_tokens(states: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+def round_to_tokens(states: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
     """Return the token of the nearest value."""
     return (states.clamp(-LIMIT, LIMIT) / STEP).round().long() + COUNT // 2 + 1
 
@@ -107,8 +107,8 @@ def build_head(substates: int) -> Head:
 
 
 def predict_next(
-    states: Float[Tensor, "*s D"], velocities: Float[Tensor, "*s D"], substates: int
-) -> Float[Tensor, "*s D 2"]:
+    states: Float[Tensor, "... D"], velocities: Float[Tensor, "... D"], substates: int
+) -> Float[Tensor, "... D 2"]:
     """Return the hidden states of the next values: their means, and the constant 1."""
     means = states - velocities / substates
     return torch.stack([means, torch.ones_like(means)], dim=-1)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -37,12 +39,17 @@ class Config(TeacherConfig):
     """The velocity that leads from noise to the task's mixture, in closed form.
 
     It answers at the states of any trajectory. Its own trajectories take `refine` steps per
-    substate.
+    substate; with `path: data` they are straight lines from noise to independent points of the
+    mixture, as in flow matching.
     """
 
     type: Literal["velocity"] = "velocity"
     refine: int = Field(
         default=8, ge=1, description="steps per substate of the teacher's own trajectories"
+    )
+
+    path: Literal["own", "data"] = Field(
+        default="own", description="the trajectories that the teacher writes"
     )
 
     def capabilities(self) -> Capabilities:
@@ -53,8 +60,8 @@ class Config(TeacherConfig):
 class VelocityTeacher(Teacher):
     """See `practicum.ports.Teacher`."""
 
-    def __init__(self, task: MixtureTask, renderer: Renderer, refine: int) -> None:
-        self._mixture, self._renderer, self._refine = task.mixture, renderer, refine
+    def __init__(self, task: MixtureTask, renderer: Renderer, config: Config) -> None:
+        self._mixture, self._renderer, self._config = task.mixture, renderer, config
         self._dimension = task.mixture.means.shape[-1]
 
     @property
@@ -81,14 +88,26 @@ class VelocityTeacher(Teacher):
         substates = max(params.max_new_tokens // self._dimension, 1)
         times = [*list_times(substates).tolist(), 0.0]
 
+        prompts = self._renderer.render_all([request.prompt.messages for request in requests])
+        ends = torch.stack([self._draw(request.seed) for request in requests])
+
         def compute(number: int, state: Tensor) -> Tensor:
+            if self._config.path == "data":
+                return (state - ends) / times[number]
             span = times[number], times[number + 1]
-            end = follow_mixture(self._mixture, state, span, self._refine)
+            end = follow_mixture(self._mixture, state, span, self._config.refine)
             return (state - end) * substates
 
-        prompts = self._renderer.render_all([request.prompt.messages for request in requests])
         samples = [SampleRequest(prompt, 0) for prompt in prompts]
         return write_trajectories(samples, params, (substates, self._dimension), compute)
+
+    def _draw(self, seed: int) -> Float[Tensor, " D"]:
+        """Return a point of the mixture."""
+        stream = torch.Generator().manual_seed(seed)
+        weights = torch.softmax(self._mixture.logits, dim=-1)
+        number = int(torch.multinomial(weights, 1, generator=stream))
+        noise = torch.randn(self._dimension, generator=stream)
+        return self._mixture.means[number] + self._mixture.scales[number] * noise
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
@@ -98,4 +117,4 @@ def build(config: Config, context: TeacherContext) -> Teacher:
             "teacher: type velocity is of a mixture, and the task is none; set task: {type: mixture}"
         )
     require_numbers(context.renderer, "teacher: type velocity")
-    return VelocityTeacher(context.task, context.renderer, config.refine)
+    return VelocityTeacher(context.task, context.renderer, config)
