@@ -1,10 +1,11 @@
-"""Run every arm as `runs` does, then let each flow draw from its held-out noises.
+"""Run every arm as `runs` does, then compare what each flow draws with its teacher.
 
 The readings of a run:
 
 - `energy_distance`: 2 E|x - y| - E|x - x'| - E|y - y'| between the student's end points x and end
   points y of exact trajectories from other noises; 0 for equal distributions.
-- `exact_distance`: the same for the exact trajectories from the held-out noises: the sampling error.
+- `energy_share`: its ratio to the distance before training.
+- `exact_distance`: the distance of the exact trajectories from the held-out noises: the sampling error.
 
 Each run folder also gets `drawn.svg`, with the end points of teacher and student.
 """
@@ -21,9 +22,9 @@ from laboratory.results import Results
 from laboratory.study import ReproductionJob
 from practicum.errors import RecipeError
 from practicum.methods.pi_flow.mixture import SIDE, MixtureTask, read_end_point
-from practicum.rollouts import sample_rollouts
 from practicum.run_dir import read_json, write_json
-from practicum.runs import open_run, restore_components
+from practicum.runs import open_run
+from practicum.runs.opening import build_task
 from practicum.types import FrozenConfig
 
 WIDTH, MARGIN = 240, 20
@@ -51,25 +52,33 @@ def measure_drawing(folder: Path) -> dict[str, float]:
     return read_json(path)
 
 
-@torch.no_grad()
 def _measure_drawing(folder: Path) -> dict[str, float]:
-    built = restore_components(*open_run(folder))
-    task, settings = built.parts.task, built.evaluation
-    if settings is None or not isinstance(task, MixtureTask):
+    task = build_task(open_run(folder)[1])
+    if not isinstance(task, MixtureTask):
         raise RecipeError("measure flow: flows draw from noise; set task: {type: mixture}")
-    rollouts = sample_rollouts(
-        settings.batch, built.parts.sampler, built.parts.renderer, settings.sampling
-    )
-    dimension = task.mixture.means.shape[-1]
-    ends = [read_end_point(rollout.text, dimension) for rollout in rollouts]
-    student = torch.stack([end for end in ends if end is not None])
-    exact = torch.stack([task.end_points[prompt.id] for prompt in settings.prompts])
     others = torch.stack([task.end_points[prompt.id] for prompt in task.train_prompts()[:1024]])
-    (folder / "drawn.svg").write_text(draw({"teacher": exact, "student": student}))
+    before, after = (
+        _read_end_points(folder / f"{when}.json", others.shape[1]) for when in ("before", "after")
+    )
+    exact = torch.stack([task.end_points[name] for name in after])
+    drawn = torch.stack([*after.values()])
+    (folder / "drawn.svg").write_text(draw({"teacher": exact, "student": drawn}))
+    distance = compute_energy_distance(drawn, others)
+    start = compute_energy_distance(torch.stack([*before.values()]), others)
     return {
-        "energy_distance": compute_energy_distance(student, others),
+        "energy_distance": distance,
+        "energy_share": distance / start,
         "exact_distance": compute_energy_distance(exact, others),
     }
+
+
+def _read_end_points(path: Path, dimension: int) -> dict[str, Float[Tensor, " D"]]:
+    """Return the end points of an evaluation by prompt."""
+    ends = {
+        answer["prompt"]: read_end_point(answer["text"], dimension)
+        for answer in read_json(path)["student"]["answers"]
+    }
+    return {name: end for name, end in ends.items() if end is not None}
 
 
 def compute_energy_distance(first: Float[Tensor, "N D"], second: Float[Tensor, "M D"]) -> float:

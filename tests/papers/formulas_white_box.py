@@ -93,6 +93,19 @@ def gkd(case: Case) -> Tensor:
     return case.token_mean(lambda token: jsd(token.S, token.T, 0.5))
 
 
+def pi_flow(case: Case) -> Tensor:
+    """The mean squared gap of velocities, read by a linear head, in the released code of 2510.14974.
+
+    A common constant of a head's outputs, such as their normaliser, is no part of a velocity.
+    """
+
+    def gap(token: Token) -> Tensor:
+        both = token.S - token.T.detach()
+        return (both - both.mean()).square().mean()
+
+    return case.token_mean(gap)
+
+
 def seqkd(case: Case) -> Tensor:
     """L_SEQ-KD of 1606.07947: likelihood of the teacher's text."""
     return case.token_mean(likelihood)

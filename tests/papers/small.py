@@ -161,10 +161,10 @@ def shrink(
     """Return a recipe with a few small steps and no monitors.
 
     Models from scratch are hardly trained. `models` take the place of other models: one of the
-    student, one of all others; without them, models stay. Lengths in the recipe stay.
+    student, one of all others; without them, models stay. Lengths and flows in the recipe stay.
     """
     small = dict(recipe_data)
-    if models is not None:
+    if models is not None and small.get("backend", {}).get("type") != "flow":
         small = {key: _replace_models(key, section, models) for key, section in small.items()}
     needs = SPECIAL.get(name, {}) | ({} if steps is None else {"train.steps": steps})
     for key, value in {**LENGTHS, **SMALL, **needs}.items():
