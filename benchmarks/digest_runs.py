@@ -194,7 +194,7 @@ EVALUATED = ("papers/distillm",)
 """The recipes with a number that follows a held-out metric."""
 
 LONGEST_ANSWER = 8
-LONGER = {"papers/caopd": 24}
+LONGER = {"papers/caopd": 24, "papers/pi-flow": 32}
 """The longest answer of recipes that need more tokens to say anything."""
 
 TRACES = Path("tests/rollouts/verifiers_traces.jsonl")
@@ -224,6 +224,10 @@ def shrink(name: str) -> dict[str, Any]:
         section.pop("tracking", None)
     if name in EVALUATED:
         recipe["evaluation"]["every"] = 1
+    if recipe.get("backend", {}).get("type") == "flow":
+        # All of its trajectories have the same length.
+        recipe["evaluation"]["max_new_tokens"] = recipe["rollout"]["max_new_tokens"]
+        return {"name": name.replace("/", "-"), **recipe}
     return {"name": name.replace("/", "-"), **_shrink_models(recipe, "student")}
 
 

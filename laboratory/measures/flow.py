@@ -56,19 +56,20 @@ def _measure_drawing(folder: Path) -> dict[str, float]:
     task = build_task(open_run(folder)[1])
     if not isinstance(task, MixtureTask):
         raise RecipeError("measure flow: flows draw from noise; set task: {type: mixture}")
-    others = torch.stack([task.end_points[prompt.id] for prompt in task.train_prompts()[:1024]])
+    references = torch.stack([task.end_points[prompt.id] for prompt in task.train_prompts()[:1024]])
     before, after = (
-        _read_end_points(folder / f"{when}.json", others.shape[1]) for when in ("before", "after")
+        _read_end_points(folder / f"{when}.json", references.shape[1])
+        for when in ("before", "after")
     )
     exact = torch.stack([task.end_points[name] for name in after])
-    drawn = torch.stack([*after.values()])
-    (folder / "drawn.svg").write_text(draw({"teacher": exact, "student": drawn}))
-    distance = compute_energy_distance(drawn, others)
-    start = compute_energy_distance(torch.stack([*before.values()]), others)
+    students = torch.stack([*after.values()])
+    (folder / "drawn.svg").write_text(draw({"teacher": exact, "student": students}))
+    distance = compute_energy_distance(students, references)
+    start = compute_energy_distance(torch.stack([*before.values()]), references)
     return {
         "energy_distance": distance,
         "energy_share": distance / start,
-        "exact_distance": compute_energy_distance(exact, others),
+        "exact_distance": compute_energy_distance(exact, references),
     }
 
 
@@ -94,10 +95,12 @@ def draw(points: dict[str, Float[Tensor, "N D"]]) -> str:
     """Return an SVG with a panel for each model: points in two dimensions, or pictures."""
     parts = []
     for number, (name, ends) in enumerate(points.items()):
-        left = MARGIN + number * (WIDTH + MARGIN)
-        parts.append(f'<text x="{left}" y="14">{name}</text>')
+        x_start = MARGIN + number * (WIDTH + MARGIN)
+        parts.append(f'<text x="{x_start}" y="14">{name}</text>')
         is_flat = ends.shape[1] == 2
-        parts += _draw_points(ends, left, COLOURS[number]) if is_flat else _draw_grid(ends, left)
+        parts += (
+            _draw_points(ends, x_start, COLOURS[number]) if is_flat else _draw_grid(ends, x_start)
+        )
     size = len(points) * (WIDTH + MARGIN) + MARGIN, WIDTH + 2 * MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" role="img">'
@@ -105,20 +108,20 @@ def draw(points: dict[str, Float[Tensor, "N D"]]) -> str:
     )
 
 
-def _draw_points(ends: Float[Tensor, "N 2"], left: int, colour: str) -> list[str]:
+def _draw_points(ends: Float[Tensor, "N 2"], x_start: int, colour: str) -> list[str]:
     places = (ends.clamp(-3, 3) / 6 + 0.5) * WIDTH
     return [
-        f'<circle cx="{left + x:.1f}" cy="{MARGIN + y:.1f}" r="1.8" fill="{colour}" opacity=".6"/>'
+        f'<circle cx="{x_start + x:.1f}" cy="{MARGIN + y:.1f}" r="1.8" fill="{colour}" opacity=".6"/>'
         for x, y in places.tolist()
     ]
 
 
-def _draw_grid(ends: Float[Tensor, "N 64"], left: int) -> list[str]:
+def _draw_grid(ends: Float[Tensor, "N 64"], x_start: int) -> list[str]:
     """Return the first 25 pictures as grey squares."""
     rows, cell = 5, WIDTH / 5 / (SIDE + 1)
     squares = []
     for number, picture in enumerate(ends[: rows**2].clamp(-1, 1)):
-        x0 = left + number % rows * WIDTH / rows
+        x0 = x_start + number % rows * WIDTH / rows
         y0 = MARGIN + number // rows * WIDTH / rows
         for place, value in enumerate(picture.tolist()):
             grey = round(127.5 - 127.5 * value)

@@ -78,7 +78,16 @@ ODD = (
 REVERSE = {"type": "reverse", "train_size": 4, "heldout_size": 1}
 TASKS: dict[str, dict[str, Any]] = {
     **{
-        name: {} for name in ("calculator", "frozen_lake", "memos", "programs", "reverse", "skills")
+        name: {}
+        for name in (
+            "calculator",
+            "frozen_lake",
+            "memos",
+            "mixture",
+            "programs",
+            "reverse",
+            "skills",
+        )
     },
     **{
         name: {}

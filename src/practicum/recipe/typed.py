@@ -29,12 +29,16 @@ class StudentSection(TypedDict, total=False):
 class BackendSection(TypedDict, total=False):
     """The section `backend`."""
 
+    type: Literal["flow", "local", "ray", "tinker", "torchrun"] | str
+    policy: Literal["dx", "gmflow"]
+    components: int
+    steps: int
+    substeps: int
     micro_batch_tokens: int | None
     graph_mib: int | None
     chunk_tokens: int | None
     sampling_batch: int | None
     decoding: Literal["auto", "native", "graph", "torch"]
-    type: Literal["local", "ray", "tinker", "torchrun"] | str
     trainers: int
     nodes: int
     patience: float
@@ -74,6 +78,7 @@ class TeacherSection(TypedDict, total=False):
             "text_only",
             "tinker",
             "translated",
+            "velocity",
         ]
         | str
     )
@@ -132,6 +137,8 @@ class TeacherSection(TypedDict, total=False):
     seed_bits: int
     model_path: str | None
     credit: Literal["word", "span"]
+    refine: int
+    path: Literal["own", "data"]
 
 
 class TaskSection(TypedDict, total=False):
@@ -144,6 +151,7 @@ class TaskSection(TypedDict, total=False):
             "frozen_lake",
             "jsonl",
             "memos",
+            "mixture",
             "needles",
             "openenv",
             "played",
@@ -193,6 +201,8 @@ class TaskSection(TypedDict, total=False):
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
+    shape: Literal["ring", "pictures"]
+    spread: float | int
     words: int
     url: str
     action: str
@@ -236,7 +246,6 @@ class TaskSection(TypedDict, total=False):
     settings: Mapping[str, Any]
     harness: str | None
     runs_code_here: bool
-    spread: int
     noise: float
 
 

@@ -12,7 +12,7 @@ from toy import assert_same_run, curve, forked, rows
 from practicum.errors import DataError, PracticumError
 from practicum.methods.pi_flow.mixture import Config as Mixture
 from practicum.methods.pi_flow.mixture import MixtureTask
-from practicum.methods.pi_flow.network import FlowNetwork, FlowShape, Interval
+from practicum.methods.pi_flow.network import FlowInterval, FlowNetwork, FlowShape
 from practicum.methods.pi_flow.policies import (
     Gaussians,
     compute_velocity,
@@ -53,9 +53,9 @@ class ExactNetwork(FlowNetwork):
         self._mixture = mixture
         self.shift = torch.nn.Parameter(torch.zeros(2))
 
-    def open_interval(self, state: torch.Tensor, time: torch.Tensor) -> Interval:
+    def open_interval(self, state: torch.Tensor, time: torch.Tensor) -> FlowInterval:
         posterior = self._mixture.multiply(*weigh(state, time))
-        return Interval(state, time, replace(posterior, means=posterior.means + self.shift))
+        return FlowInterval(state, time, replace(posterior, means=posterior.means + self.shift))
 
 
 @pytest.fixture

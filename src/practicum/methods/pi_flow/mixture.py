@@ -45,7 +45,9 @@ class Config(TaskConfig):
     """
 
     type: Literal["mixture"] = "mixture"
-    shape: Literal["ring", "pictures"] = "ring"
+    shape: Literal["ring", "pictures"] = Field(
+        default="ring", description="points in two dimensions, or pictures in 64"
+    )
     spread: float = Field(
         default=0.2, gt=0, le=1, description="standard deviation around each centre"
     )

@@ -32,7 +32,7 @@ class FlowShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class FlowInterval:
     """The part of a trajectory that one call of the network decides: its start and its policy."""
 
     state: Float[Tensor, "... D"]
@@ -58,19 +58,21 @@ class FlowNetwork(torch.nn.Module):
                 bound = sizes[0] ** -0.5 if weight.ndim == 1 else weight.shape[1] ** -0.5
                 weight.uniform_(-bound, bound, generator=stream)
 
-    def open_interval(self, state: Float[Tensor, "... D"], time: Float[Tensor, "..."]) -> Interval:
+    def open_interval(
+        self, state: Float[Tensor, "... D"], time: Float[Tensor, "..."]
+    ) -> FlowInterval:
         """Call the network at the start of an interval."""
         hidden = torch.cat([state, time.expand(state.shape[:-1])[..., None]], dim=-1)
         for layer in self.maps[:-1]:
             hidden = torch.nn.functional.silu(layer(hidden))
         numbers = self.maps[-1](hidden).unflatten(-1, (self.shape.components, -1))
         if self.shape.policy == "dx":
-            return Interval(state, time, numbers)
+            return FlowInterval(state, time, numbers)
         means, scales = numbers[..., 2:], numbers[..., 1].exp()
-        return Interval(state, time, Gaussians(numbers[..., 0], means, scales))
+        return FlowInterval(state, time, Gaussians(numbers[..., 0], means, scales))
 
     def compute_velocity(
-        self, interval: Interval, state: Float[Tensor, "... D"], time: Float[Tensor, "..."]
+        self, interval: FlowInterval, state: Float[Tensor, "... D"], time: Float[Tensor, "..."]
     ) -> Float[Tensor, "... D"]:
         """Return the policy's velocity at a state of the interval; the network is not called."""
         policy, start = interval.policy, interval.time

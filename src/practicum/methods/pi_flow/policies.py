@@ -65,14 +65,14 @@ def interpolate(
 def predict_by_gaussians(
     posterior: Gaussians,
     start: tuple[Float[Tensor, "... D"], Float[Tensor, "..."]],
-    now: tuple[Float[Tensor, "... D"], Float[Tensor, "..."]],
+    later: tuple[Float[Tensor, "... D"], Float[Tensor, "..."]],
 ) -> Float[Tensor, "... D"]:
     """Return the GMFlow policy's x_0 at a later state (arXiv 2504.05304).
 
-    `posterior` is the distribution of x_0 at the `start` of the interval; `start` and `now` are
-    states with their times. If the posterior is exact, so is the prediction.
+    `posterior` is the distribution of x_0 at the `start` of the interval; `start` and
+    `later` are states with their times. If the posterior is exact, so is the prediction.
     """
-    (old_precision, old_linear), (precision, linear) = weigh(*start), weigh(*now)
+    (old_precision, old_linear), (precision, linear) = weigh(*start), weigh(*later)
     return posterior.multiply(precision - old_precision, linear - old_linear).compute_mean()
 
 

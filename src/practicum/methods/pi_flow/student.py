@@ -24,7 +24,7 @@ from practicum.losses import build_chunk, build_token_batch, compile_objective
 from practicum.losses.measures import UpdateStatistics, compare, measure
 from practicum.losses.passes import Part, build_score_requests, pack_signals
 from practicum.losses.token_axis import compute_all_coefficients
-from practicum.methods.pi_flow.network import FlowNetwork, FlowShape, Interval
+from practicum.methods.pi_flow.network import FlowInterval, FlowNetwork, FlowShape
 from practicum.methods.pi_flow.values import (
     build_head,
     build_renderer,
@@ -77,7 +77,7 @@ class FlowClient(SamplingClient):
     @torch.no_grad()
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Write the trajectory of each request's noise."""
-        network, opened = self._network, list[Interval]()
+        network, opened = self._network, list[FlowInterval]()
         substates = network.shape.substates
         times = list_times(substates)
 
