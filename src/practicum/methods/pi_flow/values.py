@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.errors import DataError, RecipeError
+from practicum.errors import DataError, NumericError, RecipeError
 from practicum.functional.head import Head
 from practicum.text import Renderer
 from practicum.types import Sample, SampleRequest, SamplingParams
@@ -146,7 +146,7 @@ def write_trajectories(
     for number in range(substates):
         predicted = predict_next(state, compute(number, state), substates)
         if not predicted.isfinite().all():
-            raise DataError("a velocity is not a number; lower optimizer.learning_rate")
+            raise NumericError("a velocity is not a number; lower optimizer.learning_rate")
         tokens.append(round_to_tokens(predicted[..., 0]))
         rows = [head.logprobs(part) for part in predicted.split(32)]
         logprobs.append(torch.cat(rows).gather(-1, tokens[-1][..., None])[..., 0])
