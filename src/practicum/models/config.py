@@ -30,7 +30,9 @@ class PretrainConfig(FrozenConfig):
 class ScratchConfig(FrozenConfig):
     """A small randomly initialised model with a small tokenizer, made when the run starts."""
 
-    architecture: Literal["llama", "qwen3", "gemma3"] = "llama"
+    architecture: Literal["llama", "qwen3", "gemma3", "audioflamingo3", "qwen2_audio"] = Field(
+        default="llama", description="the last two also read sounds of at most one second"
+    )
     tokenizer: Literal["characters", "thoughts", "bytes", "pairs", "doubles", "pieces"] = Field(
         default="characters",
         description="a token for a character of the task; also for each mark of thoughts; for a byte; in the form of "

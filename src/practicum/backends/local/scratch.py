@@ -17,9 +17,20 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from practicum.backends.local.packing import pad_sequences
+from practicum.backends.local.pictures import SOUND_FAMILIES, choose_class
+from practicum.backends.local.scratch_speech import (
+    add_token,
+    describe_speech_model,
+    write_processor,
+)
 from practicum.core.randomness import seed_of
 from practicum.core.waits import Wait, show_wait
 from practicum.errors import DataError
@@ -139,39 +150,47 @@ def build_scratch_model(
 ) -> None:
     """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
     tokenizer = TOKENIZERS[config.tokenizer](alphabet)
+    hears = config.architecture in SOUND_FAMILIES
+    if hears:
+        add_token(tokenizer)
     renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        model = AutoModelForCausalLM.from_config(
-            _build_config(config, len(tokenizer), min(renderer.stop_ids))
+        model = choose_class(config.architecture).from_config(
+            _build_config(config, tokenizer, min(renderer.stop_ids))
         )
         if config.pretrain.steps:
             _pretrain(model, renderer, config.pretrain, prompts, config.seed)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if hears:
+        write_processor(folder)
 
 
-def _build_config(config: ScratchConfig, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
-    rows = max(vocabulary, config.padded_vocabulary or 0)
+def _build_config(
+    config: ScratchConfig, tokenizer: PreTrainedTokenizerBase, eos: int
+) -> PretrainedConfig:
+    settings = {
+        "vocab_size": max(len(tokenizer), config.padded_vocabulary or 0),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": 4 * config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": max(config.heads // 2, 1),
+        "max_position_embeddings": config.positions,
+        "attention_dropout": config.dropout,
+        "bos_token_id": None,
+        "eos_token_id": eos,
+        "pad_token_id": 0,
+    }
+    if config.architecture in SOUND_FAMILIES:
+        return describe_speech_model(config, tokenizer, settings)
     is_gemma = config.architecture == "gemma3"
     kind = "gemma3_text" if is_gemma else config.architecture
     extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if is_gemma else {}
+    head_dim = config.hidden_size // config.heads
     return AutoConfig.for_model(
-        kind,
-        vocab_size=rows,
-        hidden_size=config.hidden_size,
-        intermediate_size=4 * config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=max(config.heads // 2, 1),
-        head_dim=config.hidden_size // config.heads,
-        max_position_embeddings=config.positions,
-        attention_dropout=config.dropout,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=eos,
-        pad_token_id=0,
-        **extra,
+        kind, **settings, head_dim=head_dim, tie_word_embeddings=True, **extra
     )
 
 
