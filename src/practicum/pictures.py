@@ -55,7 +55,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class PictureReader:
-    """Turns a picture into the tokens that one model reads in its place.
+    """Turns a picture or a sound, as `mark` says, into the tokens that one model reads in its place.
 
     `place` is the text that the model's chat template writes for a picture, and the placeholders among
     the tokens have the id that `identify` gives. `find` returns the picture of an id, None if no
@@ -65,6 +65,7 @@ class PictureReader:
     place: str
     read: Callable[[str], tuple[int, ...]]
     find: Callable[[int], str | None]
+    mark: str = IMAGE
 
 
 def is_sound(image: str) -> bool:

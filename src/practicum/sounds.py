@@ -49,7 +49,9 @@ def _read_wave(content: bytes) -> "tuple[np.ndarray, int]":
     except (wave.Error, EOFError) as error:
         raise DataError(f"the sound is damaged, or no PCM ({error}); save it again") from None
     if width not in (2, 4) or len(frames) != count * width * channels:
-        reason = f"has {8 * width} bits" if width not in (2, 4) else "is damaged, its end is missing"
+        reason = (
+            f"has {8 * width} bits" if width not in (2, 4) else "is damaged, its end is missing"
+        )
         raise DataError(f"the sound {reason}; save it with 16 bits")
     samples = np.frombuffer(frames, f"<i{width}").reshape(-1, channels).mean(axis=1)
     return (samples / 2 ** (8 * width - 1)).astype(np.float32), rate

@@ -165,7 +165,9 @@ def _parse_turn(row: Any, place: str, key_place: str, note: Note) -> tuple[_File
         ROLES[role], content.text or "", reasoning=content.reasoning, images=tuple(content.images)
     )
     if message.images and message.role != "user":
-        raise Rejected(f"{place} is not a turn of the user, and holds a picture or a sound; move it to one")
+        raise Rejected(
+            f"{place} is not a turn of the user, and holds a picture or a sound; move it to one"
+        )
     calls = [*content.calls, *_list_calls(fields)]
     if is_call := role in CALLING:
         calls += _unwrap(parse_text(message.content, f"{place}.{text_key}"))

@@ -89,9 +89,7 @@ def _name_file(cell: Any, place: str, kind: str, example: str) -> str:
     if isinstance(cell, bytes):
         return encode_bytes(cell)
     if not isinstance(cell, str) or not cell.strip():
-        raise Rejected(
-            f"{place} is no {kind}; write a path, its bytes, or {example}"
-        )
+        raise Rejected(f"{place} is no {kind}; write a path, its bytes, or {example}")
     if len(cell) < 64 or ":" in cell[:64]:
         return cell
     try:

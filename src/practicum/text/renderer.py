@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.errors import ModelError
-from practicum.pictures import IMAGE, PictureReader, is_picture
+from practicum.pictures import IMAGE, PictureReader, get_mark, is_picture
 from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
 from practicum.text.chat import ChatTemplate
 from practicum.text.continuations import ClosedThoughts, Continuations
@@ -73,7 +73,8 @@ class Renderer:
             *earlier, answer = messages
             return (*self.render(earlier), *self.encode_answer_text(answer.content))
         images = [image for message in messages for image in message.images]
-        if images and self.pictures is None:
+        readable = set() if self.pictures is None else {self.pictures.mark}
+        if not readable.issuperset(map(get_mark, images)):
             raise ModelError(
                 f"{self._chat.name}: a prompt has pictures or sounds, and they are not read here; they need "
                 "backend: local without rollout.engine and without a drafter, and a model of them "
@@ -340,7 +341,7 @@ class Renderer:
         know, which is a padding row of the embedding, reads as `<id>`.
         """
         if is_picture(token):
-            return IMAGE
+            return IMAGE if self.pictures is None else self.pictures.mark
         raw = self.tokenizer.convert_ids_to_tokens(token)
         if not isinstance(raw, str):
             return f"<{token}>"

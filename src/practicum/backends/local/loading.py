@@ -196,7 +196,7 @@ def add_pictures(loaded: LoadedModel, decoding: str = "auto") -> LoadedModel:
         )
     # Packed attention would also replace the attention of the vision tower.
     model = disable_packing(loaded.language_model)
-    reader = PictureReader(pictures.place, pictures.read, pictures.find)
+    reader = PictureReader(pictures.place, pictures.read, pictures.find, pictures.mark)
     return replace(
         loaded,
         language_model=replace(model, pictures=pictures, decoding=Decoding.TORCH),

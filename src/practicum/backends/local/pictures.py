@@ -30,7 +30,7 @@ from transformers.models.auto.processing_auto import processor_class_from_name
 from transformers.utils.hub import cached_file
 
 from practicum.errors import ModelError
-from practicum.pictures import is_picture, is_sound, load_picture
+from practicum.pictures import AUDIO, IMAGE, is_picture, load_picture
 from practicum.sounds import RATE
 from practicum.text.tokenizers import UNREADABLE, shorten_error
 
@@ -109,6 +109,11 @@ class Pictures:
         self._newest: OrderedDict[int, Media] = OrderedDict()
 
     @property
+    def mark(self) -> str:
+        """The text that marks a medium in a message, if the model reads such media."""
+        return AUDIO if self._hears else IMAGE
+
+    @property
     def place(self) -> str:
         """The text that the chat template writes for a picture."""
         return self._processor.audio_token if self._hears else self._processor.image_token
@@ -128,11 +133,6 @@ class Pictures:
     def _process(self, image: str) -> tuple[int, Media]:
         """Return a picture's id and media, from one call of the processor."""
         number, medium = load_picture(image)
-        if is_sound(image) is not self._hears:
-            raise ModelError(
-                f"{self._source} reads {'sounds and no pictures' if self._hears else 'pictures and no sounds'}; "
-                "take rows with what it reads"
-            )
         media: dict[str, Any] = {"images": [medium]}
         if self._hears:
             media = {"audio": [medium], "sampling_rate": RATE}

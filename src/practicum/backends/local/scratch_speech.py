@@ -58,7 +58,11 @@ def describe_speech_model(
             # The default scale hides a sound behind the positions.
             "initializer_range": 0.1,
         },
-        **{"audio_token_index" if config.architecture == "qwen2_audio" else "audio_token_id": token_id},
+        **{
+            "audio_token_index"
+            if config.architecture == "qwen2_audio"
+            else "audio_token_id": token_id
+        },
     )
 
 
