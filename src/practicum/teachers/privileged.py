@@ -124,6 +124,11 @@ class Config(TeacherConfig):
             )
         return self
 
+    @property
+    def hides_media(self) -> bool:
+        """True with `images: none`."""
+        return self.images == "none"
+
     def capabilities(self) -> Capabilities:
         """Return the capabilities of the inner teacher, or of a pool of its answers.
 
