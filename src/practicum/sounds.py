@@ -79,11 +79,11 @@ def write_sound(samples: Any, rate: int = RATE) -> bytes:
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim != 1 or not (abs(values) <= 1).all():
         raise ValueError("a sample is not within -1 to 1")
-    data = np.round(values * 32767).astype("<i2")
+    pulses = np.round(values * 32767).astype("<i2")
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(rate)
-        file.writeframes(data.tobytes())
+        file.writeframes(pulses.tobytes())
     return buffer.getvalue()

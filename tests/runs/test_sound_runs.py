@@ -34,10 +34,13 @@ def settings(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_run_learns_resumes_and_exports_what_it_has_learned(models: Path, tmp_path: Path) -> None:
+def test_a_run_learns_resumes_and_exports_what_it_has_learned(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     finished = toy_run(models, tmp_path / "whole", settings()).folder
     values = curve(finished, "reverse_kl")
     assert values[-1] < values[0]
+    assert "picture" not in caplog.text, "sounds have no small copies"
 
     killed = tmp_path / "killed"
     fault = {"PRACTICUM_FAULT": "update:3"}

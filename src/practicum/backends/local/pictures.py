@@ -133,12 +133,12 @@ class Pictures:
     def _process(self, image: str) -> tuple[int, Media]:
         """Return a picture's id and media, from one call of the processor."""
         number, medium = load_picture(image)
-        media: dict[str, Any] = {"images": [medium]}
+        files: dict[str, Any] = {"images": [medium]}
         if self._hears:
-            media = {"audio": [medium], "sampling_rate": RATE}
+            files = {"audio": [medium], "sampling_rate": RATE}
             self._check_length(len(medium))
         output = self._processor(
-            **media, text=[self.place], add_special_tokens=False, return_tensors="pt"
+            **files, text=[self.place], add_special_tokens=False, return_tensors="pt"
         )
         ids = output["input_ids"][0].tolist()
         tokens = tuple(number if token == self._image_id else token for token in ids)

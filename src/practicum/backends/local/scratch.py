@@ -156,9 +156,8 @@ def build_scratch_model(
     renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        model = choose_class(config.architecture).from_config(
-            _build_config(config, tokenizer, min(renderer.stop_ids))
-        )
+        described = _build_config(config, tokenizer, min(renderer.stop_ids))
+        model = choose_class(described.model_type).from_config(described)
         if config.pretrain.steps:
             _pretrain(model, renderer, config.pretrain, prompts, config.seed)
     model.save_pretrained(folder)

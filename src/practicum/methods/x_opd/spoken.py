@@ -23,7 +23,7 @@ SECONDS = 0.2
 
 
 class Config(TaskConfig):
-    """How clearly a digit sounds, and the numbers of questions."""
+    """The noise of the sounds, and the numbers of questions."""
 
     type: Literal["spoken"] = "spoken"
     noise: float = Field(
