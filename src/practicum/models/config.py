@@ -31,7 +31,8 @@ class ScratchConfig(FrozenConfig):
     """A small randomly initialised model with a small tokenizer, made when the run starts."""
 
     architecture: Literal["llama", "qwen3", "gemma3", "audioflamingo3", "qwen2_audio"] = Field(
-        default="llama", description="the last two also read sounds of at most one second"
+        default="llama",
+        description="architecture in transformers; the last two also read sounds of at most one second",
     )
     tokenizer: Literal["characters", "thoughts", "bytes", "pairs", "doubles", "pieces"] = Field(
         default="characters",

@@ -155,6 +155,7 @@ class TaskSection(TypedDict, total=False):
             "shell",
             "skills",
             "sokoban",
+            "spoken",
             "tools",
             "topics",
             "traces",
@@ -220,6 +221,8 @@ class TaskSection(TypedDict, total=False):
     skills: Sequence[str]
     boxes: int
     walls: float
+    noise: float
+    silent: bool
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "glm", "mistral", "lfm", "pythonic", "json"]
     characters: int
@@ -235,7 +238,6 @@ class TaskSection(TypedDict, total=False):
     harness: str | None
     runs_code_here: bool
     spread: int
-    noise: float
 
 
 class RolloutSection(TypedDict, total=False):
