@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import said
 
 from practicum.methods.x_opd.spoken import HIGH, LOW, SECONDS, Config, build
 from practicum.pictures import load_picture
@@ -58,3 +59,10 @@ def test_the_recipe_gains_more_than_with_silence(seed: int, tmp_path: Path) -> N
 
     # The intervals do not even overlap.
     assert measure_gain()["low"] > measure_gain("task.silent=true")["high"]
+
+
+@pytest.mark.long
+def test_a_plan_counts_the_tokens_of_sounds(tmp_path: Path) -> None:
+    status, text = said(tmp_path, "plan", "papers/x-opd")
+    assert status == 0, text
+    assert "it fits" in text
