@@ -59,6 +59,12 @@ def test_other_samples_are_refused(samples: list[float]) -> None:
         write_sound(samples)
 
 
+@pytest.mark.parametrize("rate", [0, -1, 10**12, "16000"])
+def test_other_rates_are_refused(rate: int) -> None:
+    with pytest.raises(ValueError, match="is no number of samples per second"):
+        write_sound([0.5], rate)
+
+
 def test_other_formats_are_read_with_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(file: io.BytesIO, dtype: str, always_2d: bool) -> tuple[np.ndarray, int]:
         if file.read() == b"OggS":

@@ -79,6 +79,8 @@ def write_sound(samples: Any, rate: int = RATE) -> bytes:
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim != 1 or not (abs(values) <= 1).all():
         raise ValueError("a sample is not within -1 to 1")
+    if rate not in range(1, 1_000_000):
+        raise ValueError(f"{rate!r} is no number of samples per second")
     pulses = np.round(values * 32767).astype("<i2")
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:

@@ -30,7 +30,8 @@ LIKE = 0.75
 LONGEST_NAME = 60
 
 _MEDIA_TEXT = re.compile(
-    r"^data:|^https?:|\.(jpe?g|png|gif|webp|bmp|mp4|avi|mov|webm|mp3|wav|flac|ogg|opus|m4a)\b", re.IGNORECASE
+    r"^data:|^https?:|\.(jpe?g|png|gif|webp|bmp|mp4|avi|mov|webm|mp3|wav|flac|ogg|opus|m4a)\b",
+    re.IGNORECASE,
 )
 _MEDIA_TAG = re.compile(r"<img\b[^<>]*>|<(image|video|audio)>", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,60}|[a-z]+\[\](\.[A-Za-z0-9_\[\]]{1,30}){1,3}")
