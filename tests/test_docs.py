@@ -25,6 +25,7 @@ import typer
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from transformers import AutoConfig
 
 from benchmarks import end_to_end, golds, settings, verdict_tables
 from benchmarks import page as performance_page
@@ -41,6 +42,7 @@ from laboratory.plot import plot
 from laboratory.scaling.__main__ import SUMMARY
 from laboratory.scaling.summary import render_law
 from practicum import errors, objective, recipe, rollouts
+from practicum.backends.local.pictures import FAMILIES
 from practicum.cli.app import app
 from practicum.core import packaged, plugins
 from practicum.core.calls import Call
@@ -653,6 +655,19 @@ def _packaged_settings() -> str:
     return _table(["setting", "models and task"], rows)
 
 
+def _picture_families() -> str:
+    """Show the models that read pictures; `tests/backends/local/test_pictures.py` tries each."""
+    rows = [
+        [
+            f"`{family}`",
+            f"`{processor}`",
+            f"`{AutoConfig.for_model(family).get_text_config().model_type}`",
+        ]
+        for family, processor in FAMILIES.items()
+    ]
+    return _table(["type of model", "processor", "its default language model"], rows)
+
+
 def _method_families() -> str:
     rows = [[f"`{name}`", meaning] for name, meaning in recipe.FAMILIES.items()]
     return _table(["family", "recipes in it"], rows)
@@ -783,6 +798,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     ),
     "method_families": _method_families,
     "families": _families,
+    "picture_families": _picture_families,
     "templates": _templates,
     "checks": _checks,
     "discrimination": verdict_tables.render_verdicts,

@@ -94,6 +94,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "jsonl": {"path": "rows.jsonl", "heldout": 0, "verifier": "number"},
     "served": {"task": REVERSE},
+    "shapes": {"train_size": 8},
     "tools": {"task": REVERSE, "tools": [{"type": "interpreter"}]},
     "user": {"task": REVERSE, "asks": ["Why {question}?"]},
 }

@@ -1,5 +1,7 @@
 """Laws of sample weights, for every entry of the table, and values by hand."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +18,19 @@ COMPLETION = st.tuples(
     st.sampled_from("xyz"),
     st.floats(0, 5),
     st.floats(0, 5),
+    st.floats(0, 5),
 )
 
 
 def statistics(completions):
-    kept, rewards, texts, student, teacher = zip(*completions, strict=True)
+    kept, rewards, texts, student, teacher, reference = zip(*completions, strict=True)
     return SampleStatistics(
-        kept=kept, rewards=rewards, texts=texts, student_nll=student, teacher_nll=teacher
+        kept=kept,
+        rewards=rewards,
+        texts=texts,
+        student_nll=student,
+        teacher_nll=teacher,
+        reference_nll=reference,
     )
 
 
@@ -31,7 +39,11 @@ def statistics(completions):
 def test_a_sample_weight_reads_nothing_but_what_it_needs(weight, of):
     parameters = {**weight.defaults, **({"model": of} if "model" in weight.defaults else {})}
     whole = statistics(
-        [(True, 1.0, "x", 0.5, 2.0), (False, None, "y", 1.0, 1.0), (True, 0.0, "x", 2.0, 0.1)]
+        [
+            (True, 1.0, "x", 0.5, 2.0, 0.3),
+            (False, None, "y", 1.0, 1.0, 0.7),
+            (True, 0.0, "x", 2.0, 0.1, 2.0),
+        ]
     )
     needed = SampleStatistics(
         kept=whole.kept, **{name: getattr(whole, name) for name in weight.needed(parameters)}
@@ -78,3 +90,11 @@ def test_where_all_earned_the_same_none_is_above_the_mean():
     for rewards in ([1.0, 1.0], [0.0, 0.0, 0.0], [None, None]):
         given_statistics = SampleStatistics(kept=[True] * len(rewards), rewards=rewards)
         assert SAMPLE_WEIGHTS["above_mean"].function(given_statistics) == [0.0] * len(rewards)
+
+
+def test_the_completion_that_needs_the_context_most_counts_most():
+    given_statistics = SampleStatistics(
+        kept=(True, True, False), teacher_nll=(1.0, 1.0, 1.0), reference_nll=(1.0, 2.0, 9.0)
+    )
+    weights = SAMPLE_WEIGHTS["by_context"].function(given_statistics, temperature=0.5)
+    assert weights == pytest.approx([1 / (1 + math.e**2), math.e**2 / (1 + math.e**2), 0.0])

@@ -29,6 +29,7 @@ def statistics(seed=0, length=12, boolean=True, **fields):
             "divergence": positive(),
             "logprobs": -positive(),
             "teacher_logprobs": -positive(),
+            "reference_logprobs": -positive(),
             "positions": torch.arange(length),
             "rows": torch.arange(length) // 4,
             "sampled_rank": (20 * positive()).long(),
@@ -126,6 +127,23 @@ def test_importance_falls_along_each_completion_from_at_most_one_plus_gamma_to_o
         assert (row.diff() <= 1e-5).all()
         assert row[-1].item() == pytest.approx(1.0, abs=1e-5)
         assert row[0] <= 1 + gamma
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 0.3, 0.7]), st.sampled_from([0.2, 0.5, 0.8]))
+def test_by_context_shares_a_completion_between_its_highest_tokens_and_the_others(
+    seed, fraction, share
+):
+    given_statistics = statistics(seed, 23, rows=torch.arange(23) // 8)
+    weights = F.WEIGHTS["by_context"].function(given_statistics, fraction=fraction, share=share)
+    gap = given_statistics.teacher_logprobs - given_statistics.reference_logprobs
+    for row in range(3):
+        inside = given_statistics.loss_mask & (given_statistics.rows == row)
+        count = int(inside.sum())
+        assert weights[inside].sum().item() == pytest.approx(count, rel=1e-5)
+        high = math.ceil(fraction * count - 1e-9)
+        if 0 < high < count:
+            chosen = gap[inside].topk(high).indices
+            assert weights[inside][chosen].sum().item() == pytest.approx(share * count, rel=1e-5)
 
 
 def test_trust_is_the_probability_that_a_speculative_decoder_accepts():

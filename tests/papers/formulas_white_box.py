@@ -536,3 +536,24 @@ def draft_opd(case: Case) -> Tensor:
         for token in row.tokens
     ]
     return total(losses) / case.count
+
+
+def va_opd(case: Case) -> Tensor:
+    """2605.21924: KL(S || T), averaged apart over the fifth of an answer's tokens with the largest log T - log R and over the
+    others; a prompt's answers count by the softmax of their mean log T - log R.
+    """
+
+    def loss(row: Sequence) -> Tensor:
+        ordered = sorted(row.tokens, key=lambda token: float(token.lR - token.lT))
+        count = math.ceil(len(ordered) / 5)
+        halves = [half for half in (ordered[:count], ordered[count:]) if half]
+        return sum(sum(kl(t.S, t.T) for t in half) / len(half) for half in halves) / len(halves)
+
+    total = torch.zeros(())
+    for group in case.groups():
+        gaps = [float(sum(t.lT - t.lR for t in row.tokens)) / len(row.tokens) for row in group]
+        scale = sum(math.exp(gap) for gap in gaps)
+        total += sum(
+            4 * math.exp(gap) / scale * loss(row) for gap, row in zip(gaps, group, strict=True)
+        )
+    return total / len(case.sequences)

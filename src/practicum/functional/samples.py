@@ -13,8 +13,8 @@ class SampleStatistics:
     """Statistics of the completions of one prompt; `kept` marks the completions that a term trains
     on.
 
-    `student_nll` and `teacher_nll` are mean negative log-probabilities per token, so perplexity is
-    their exponential.
+    `student_nll`, `teacher_nll` and `reference_nll` are mean negative log-probabilities per token, so
+    perplexity is their exponential.
     """
 
     kept: Sequence[bool]
@@ -22,9 +22,10 @@ class SampleStatistics:
     texts: Sequence[str] = ()
     student_nll: Sequence[float] = ()
     teacher_nll: Sequence[float] = ()
+    reference_nll: Sequence[float] = ()
 
 
-TOKEN_STATISTICS = frozenset({"student_nll", "teacher_nll"})
+TOKEN_STATISTICS = frozenset({"student_nll", "teacher_nll", "reference_nll"})
 """The statistics that need all tokens of a completion."""
 
 
@@ -95,15 +96,34 @@ def ppl_softmax(
         if model == "student"
         else [-value for value in statistics.teacher_nll]
     )
-    scores = [
-        value / temperature for value, counts in zip(signed, statistics.kept, strict=True) if counts
-    ]
-    if not scores:
-        return [0.0] * len(statistics.kept)
-    top = max(scores)
-    total = sum(math.exp(score - top) for score in scores)
-    weights = iter(math.exp(score - top) / total for score in scores)
-    return [next(weights) if counts else 0.0 for counts in statistics.kept]
+    return _softmax([value / temperature for value in signed], statistics.kept)
+
+
+@SAMPLE_WEIGHTS.enter(
+    "by the mean of log T - log R", "2605.21924", ("teacher_nll", "reference_nll")
+)
+def by_context(statistics: SampleStatistics, temperature: float = 1.0) -> list[float]:
+    """Return weights that sum to 1 over the kept completions, proportional to exp(g / `temperature`), g the mean of
+    log T - log R per token (VA-OPD, arXiv 2605.21924).
+
+    If the reference is the teacher without a part of its prompt, completions that depend on it count more.
+    """
+    if temperature <= 0:
+        raise ValueError(f"by_context: temperature must be positive, got {temperature}")
+    pairs = zip(statistics.teacher_nll, statistics.reference_nll, strict=True)
+    scores = [(reference - teacher) / temperature for teacher, reference in pairs]
+    return _softmax(scores, statistics.kept)
+
+
+def _softmax(scores: Sequence[float], kept: Sequence[bool]) -> list[float]:
+    """Return weights that sum to 1 over the kept completions, 0 for the others."""
+    chosen = [score for score, counts in zip(scores, kept, strict=True) if counts]
+    if not chosen:
+        return [0.0] * len(kept)
+    top = max(chosen)
+    total = sum(math.exp(score - top) for score in chosen)
+    weights = iter(math.exp(score - top) / total for score in chosen)
+    return [next(weights) if counts else 0.0 for counts in kept]
 
 
 @SAMPLE_WEIGHTS.enter("a reward above the group's mean", "2606.04036", ("rewards",), by_reward=True)

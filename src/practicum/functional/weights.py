@@ -19,6 +19,7 @@ class TokenStatistics:
     `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
     is true for supervised tokens. `sampled_rank` is the number of tokens that the teacher finds
     more likely than this token, and `greedy_rank` than the student's most likely token.
+    `reference_logprobs` are the reference's of the sampled tokens.
     `drafted_rank` is the number of the student's drafts that the teacher rejects before it accepts
     one, see `practicum.functional.speculative`. `special`
     is true for tokens outside the text, such as the stop token. `turns` numbers the turns of a
@@ -31,6 +32,7 @@ class TokenStatistics:
     divergence: Float[Tensor, " T"] | None = None
     logprobs: Float[Tensor, " T"] | None = None
     teacher_logprobs: Float[Tensor, " T"] | None = None
+    reference_logprobs: Float[Tensor, " T"] | None = None
     positions: Int[Tensor, " T"] | None = None
     rows: Int[Tensor, " T"] | None = None
     sampled_rank: Int[Tensor, " T"] | None = None
@@ -43,7 +45,12 @@ class TokenStatistics:
 RANK_STATISTICS = frozenset({"sampled_rank", "greedy_rank", "drafted_rank"})
 """The statistics that need the teacher's whole vocabulary."""
 
-TEACHER_STATISTICS = RANK_STATISTICS | {"teacher_entropy", "teacher_logprobs", "divergence"}
+TEACHER_STATISTICS = RANK_STATISTICS | {
+    "teacher_entropy",
+    "teacher_logprobs",
+    "reference_logprobs",
+    "divergence",
+}
 """The statistics that need a teacher."""
 
 
@@ -314,6 +321,34 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
     return mask * (1.0 + gamma * (1.0 - share.clamp(0.0, 1.0)))
 
 
+@WEIGHTS.enter(
+    "tokens of the largest log T - log R and the others apart",
+    "2605.21924",
+    ("rows", "teacher_logprobs", "reference_logprobs"),
+)
+def by_context(
+    statistics: TokenStatistics, fraction: float = 0.2, share: float = 0.5
+) -> Float[Tensor, " T"]:
+    """Give `share` of a completion's weight to the `fraction` of its tokens with the largest log T - log R,
+    and the rest to its other tokens (VA-OPD, arXiv 2605.21924).
+
+    If the reference is the teacher without a part of its prompt, such as a picture, these are the tokens
+    that depend on this part. The weights of a completion sum to its number of tokens.
+    """
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"by_context: share must be in (0, 1), got {share}")
+    names = ("rows", "teacher_logprobs", "reference_logprobs")
+    rows, teacher, reference = (_statistic("by_context", statistics, name) for name in names)
+    mask = _mask(statistics)
+    is_high = _top_of_rows(mask, precise(teacher) - precise(reference), rows, fraction)
+    parts = mask * is_high, mask * ~is_high
+    shares = torch.where(is_high, share, 1 - share)
+    # A completion with one group of tokens counts as without groups.
+    counts = [_divide_sums(rows, mask, part) for part in parts]
+    has_both = _divide_sums(rows, parts[0], mask) * _divide_sums(rows, parts[1], mask) > 0
+    return mask * torch.where(has_both, shares * torch.where(is_high, *counts), 1.0)
+
+
 @WEIGHTS.enter("a mean over tokens with a signal", needs=("rows",), drops=False)
 def scored_mean(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """Divide by the completion's share of tokens with a signal, so that a mean is over these tokens."""
@@ -368,6 +403,21 @@ def _share(values: Tensor, mask: Tensor) -> Tensor:
     values = torch.where(mask > 0, precise(values), 0.0).clamp(min=0.0)
     largest = values.max() if len(values) else values.sum()
     return values / largest if largest > 0 else values
+
+
+def _top_of_rows(mask: Tensor, score: Tensor, rows: Tensor, fraction: float) -> Tensor:
+    """Return True at the `fraction` of each row's tokens with the highest score, rounded up."""
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f"fraction must be in (0, 1], got {fraction}")
+    _, rows = rows.unique(return_inverse=True)
+    ordered = torch.where(mask > 0, score, -math.inf).argsort(descending=True, stable=True)
+    ordered = ordered[rows[ordered].argsort(stable=True)]
+    sizes = torch.bincount(rows, minlength=1)
+    starts = (sizes.cumsum(0) - sizes)[rows[ordered]]
+    ranks = torch.empty_like(rows)
+    ranks[ordered] = torch.arange(len(rows), device=rows.device) - starts
+    counts = mask.new_zeros(len(sizes)).index_add_(0, rows, mask)
+    return (mask > 0) & (ranks < (fraction * counts - 1e-9).ceil()[rows])
 
 
 def _top(mask: Tensor, score: Tensor, fraction: float) -> Tensor:

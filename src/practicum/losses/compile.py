@@ -95,7 +95,12 @@ def compile_closed_form(term: Term) -> ClosedForm | None:
     """
     if not term.needs_signal:
         return ClosedForm(slope=None, reads_kl=False, needs_states=False, has_kernel=False)
-    if term.against != "teacher" or not term.targets_teacher or term.clip.clips_entries:
+    if (
+        term.needs_reference
+        or term.against != "teacher"
+        or not term.targets_teacher
+        or term.clip.clips_entries
+    ):
         return None
     is_reverse_kl = term.signal.whole and term.divergence.name == "reverse_kl"
     if term.on_sampled_token:

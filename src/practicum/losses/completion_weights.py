@@ -52,14 +52,15 @@ class CompletionWeights:
         trained_rows = set(batch.rows[is_trained].tolist())
         selected = select_rows(self.filter, self.scorer, batch)
         trains = [is_in and row in trained_rows for row, is_in in enumerate(selected)]
-        student, teacher = (
+        student, teacher, reference = (
             _compute_mean_nll(logprobs, batch) if name in self.statistics else []
             for name, logprobs in (
                 ("student_nll", values.logprobs),
                 ("teacher_nll", values.teacher_logprobs),
+                ("reference_nll", values.reference_logprobs),
             )
         )
-        weights = torch.tensor(self._weigh_rows(batch, trains, student, teacher))
+        weights = torch.tensor(self._weigh_rows(batch, trains, student, teacher, reference))
         return weights.to(batch.rows.device)[batch.rows]
 
     def _weigh_rows(
@@ -68,6 +69,7 @@ class CompletionWeights:
         trains: Sequence[bool],
         student_nll: Sequence[float] = (),
         teacher_nll: Sequence[float] = (),
+        reference_nll: Sequence[float] = (),
     ) -> list[float]:
         """Return the weight of each row's completion, 0 for rows that the term does not train on."""
         entry = SAMPLE_WEIGHTS[self.name]
@@ -81,6 +83,7 @@ class CompletionWeights:
                 texts=[batch.texts[row] for row in rows],
                 student_nll=[student_nll[row] for row in rows if student_nll],
                 teacher_nll=[teacher_nll[row] for row in rows if teacher_nll],
+                reference_nll=[reference_nll[row] for row in rows if reference_nll],
             )
             weights = entry.function(statistics, **self.arguments)
             for row, weight in zip(rows, weights, strict=True):

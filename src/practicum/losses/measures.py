@@ -308,6 +308,9 @@ def measure(
             records.add("reverse_kl_estimated", torch.ones_like(first.reverse_kl), is_known)
         if teacher:
             records.add(f"reverse_kl/{teacher}", first.reverse_kl, is_known)
+    if first.reference_logprobs is not None and first.teacher_logprobs is not None:
+        gap = first.teacher_logprobs - first.reference_logprobs
+        records.add("context_gap", gap, ~gap.isnan())
     records.add("student_entropy", first.student_entropy)
     if first.teacher_entropy is not None:
         records.add("teacher_entropy", first.teacher_entropy)

@@ -146,6 +146,7 @@ def _collect_statistics(values: TermValues, batch: TokenBatch) -> TokenStatistic
         divergence=values.reverse_kl if values.divergence is None else values.divergence,
         logprobs=values.logprobs,
         teacher_logprobs=values.teacher_logprobs,
+        reference_logprobs=values.reference_logprobs,
         positions=batch.positions,
         rows=batch.rows,
         sampled_rank=values.sampled_rank,

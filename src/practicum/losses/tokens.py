@@ -117,7 +117,8 @@ class TermValues(TokenColumns):
     """The logit side of one term: a differentiable `value` per token, and detached statistics.
 
     `is_scored` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
-    measured for every divergence: it is the common measure of all objectives. `teacher_logits` of
+    measured for every divergence: it is the common measure of all objectives. `reference_logprobs` are
+    set for a term with weights that read them. `teacher_logits` of
     the sampled tokens and `teacher_values` of the states are set for terms with returns of raw
     logits.
     """
@@ -135,6 +136,7 @@ class TermValues(TokenColumns):
     drafted_rank: Int[Tensor, " T"] | None = None
     teacher_logits: Float[Tensor, " T"] | None = None
     teacher_values: Float[Tensor, " T"] | None = None
+    reference_logprobs: Float[Tensor, " T"] | None = None
 
 
 def build_token_batch(

@@ -82,6 +82,7 @@ def compute_values(
             **side.rank(models.student, full, batch),
             teacher_logits=logits,
             teacher_values=state_values,
+            reference_logprobs=side.read_reference_logprobs(models, batch.tokens),
         )
         values.append(term_values)
     return values
@@ -116,6 +117,7 @@ class LogitSide:
     - is_alone: its value is the student's entropy, negated
     - is_label: the value of a sampled token is its log-probability, negated
     - ranks: the teacher's ranks of tokens that its weights need
+    - weighs_by_reference: its weights read the reference's log-probabilities
     """
 
     asks_reference: bool
@@ -126,6 +128,7 @@ class LogitSide:
     is_alone: bool
     is_label: bool
     ranks: frozenset[str]
+    weighs_by_reference: bool
     signal: SignalCall
     compute_loss: LossFunction
     measure: DivergenceFunction
@@ -198,6 +201,14 @@ class LogitSide:
         return ranks
 
     @torch.no_grad()
+    def read_reference_logprobs(self, models: Models, tokens: Tensor) -> Tensor | None:
+        """Return the reference's log-probability of each token, or None if no weight reads it."""
+        if not self.weighs_by_reference or models.reference.is_empty:
+            return None
+        logprobs = _gather_token_logprobs(models.reference, tokens)
+        return forget_unknown(logprobs, self.find_unknown(models))
+
+    @torch.no_grad()
     def compute_state_values(
         self, teacher: TeacherDistribution, teacher_logprobs: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -230,6 +241,7 @@ def compile_logit_side(term: Term) -> LogitSide:
         is_alone=term.signal.alone,
         is_label=term.signal.label,
         ranks=term.weighs_by & RANK_STATISTICS,
+        weighs_by_reference=term.weighs_by_reference,
         signal=term.signal,
         compute_loss=_compile_loss(term),
         measure=_compile_divergence(term),

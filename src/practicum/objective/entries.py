@@ -153,6 +153,7 @@ def _try_weight(entry: Weight, arguments: Arguments) -> None:
         divergence=ones,
         logprobs=ones,
         teacher_logprobs=ones,
+        reference_logprobs=ones,
         positions=ones.long(),
         rows=ones.long() - 1,
         sampled_rank=ones.long(),
@@ -168,7 +169,12 @@ def _try_weight(entry: Weight, arguments: Arguments) -> None:
 def _try_sample_weight(entry: SampleWeight, arguments: Arguments) -> None:
     """Weigh one completion."""
     statistics = SampleStatistics(
-        kept=(True,), rewards=(1.0,), texts=("",), student_nll=(1.0,), teacher_nll=(1.0,)
+        kept=(True,),
+        rewards=(1.0,),
+        texts=("",),
+        student_nll=(1.0,),
+        teacher_nll=(1.0,),
+        reference_nll=(1.0,),
     )
     entry.needed(arguments)
     entry.function(statistics, **arguments)

@@ -307,7 +307,12 @@ class Term(BaseModel):
     @property
     def samples_by_teacher(self) -> bool:
         """Return True if the sample weights need the teacher's signal."""
-        return "teacher_nll" in self.samples_by
+        return not self.samples_by.isdisjoint({"teacher_nll", "reference_nll"})
+
+    @property
+    def weighs_by_reference(self) -> bool:
+        """Return True if the weights of tokens or completions need the signal of the reference."""
+        return "reference_logprobs" in self.weighs_by or "reference_nll" in self.samples_by
 
     @property
     def has_rewarded_advantage(self) -> bool:
@@ -332,7 +337,8 @@ class Term(BaseModel):
     @property
     def needs_reference(self) -> bool:
         """Return True if the term needs the signal of the reference."""
-        return self.target.needs_reference or (self.needs_signal and self.against == "reference")
+        is_about_it = self.needs_signal and self.against == "reference"
+        return self.target.needs_reference or self.weighs_by_reference or is_about_it
 
     @property
     def has_advantages(self) -> bool:

@@ -152,6 +152,7 @@ class TaskSection(TypedDict, total=False):
             "reasoning_gym",
             "reverse",
             "served",
+            "shapes",
             "shell",
             "skills",
             "sokoban",
@@ -213,6 +214,7 @@ class TaskSection(TypedDict, total=False):
     host: str
     port: int
     token_file: str | None
+    shows: Literal["picture", "caption", "blank"]
     files: int
     least_wrong: int
     inputs: int

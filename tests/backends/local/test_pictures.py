@@ -1,5 +1,7 @@
 """Pictures in prompts: what transformers computes from its own processor, in each family."""
 
+import copy
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,29 @@ from picture_files import draw_picture, write_url
 from torch import Tensor
 from vision_models import FAMILIES, build_vision_model
 
+from practicum.backends._sharded.building import load_in_shards
+from practicum.backends.local.ending import load_ending
+from practicum.backends.local.export import export
 from practicum.backends.local.loading import LoadedModel, add_pictures, load, load_student
 from practicum.backends.local.packing import compute_hidden_states
 from practicum.backends.local.pictures import Pictures
 from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
-from practicum.models.config import ModelConfig, StudentConfig
-from practicum.objective import Sampled
+from practicum.models.config import Lora, ModelConfig, StudentConfig
+from practicum.objective import Objective, Sampled
 from practicum.pictures import is_picture, load_bytes, open_picture
-from practicum.prompts import Message
+from practicum.ports import AdamParams
+from practicum.prompts import Message, Prompt
 from practicum.text import Renderer
-from practicum.types import SampleRequest, SamplingParams, ScoreRequest
+from practicum.types import (
+    Datum,
+    Rollout,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 WIDE, TALL = write_url(draw_picture(0, 84, 56)), write_url(draw_picture(1, 56, 84))
 QUESTION = (Message("user", "<image>how many?", images=(WIDE,)),)
@@ -203,3 +217,71 @@ def test_without_pictures_texts_are_packed_with_the_same_numbers(loaded: LoadedM
         score(plain, prompts, (8, 9)), score(loaded, prompts, (8, 9)), strict=True
     ):
         torch.testing.assert_close(packed, alone, atol=2e-5, rtol=0)
+
+
+def test_a_model_of_pictures_is_not_split_between_processes(loaded: LoadedModel) -> None:
+    with pytest.raises(ModelError, match="a model of pictures is not split between processes"):
+        load_in_shards(ModelConfig(model=loaded.source))
+
+
+def test_the_head_of_a_model_of_pictures_is_not_read_alone(loaded: LoadedModel) -> None:
+    with pytest.raises(ModelError, match="the head of a model of pictures is not read apart"):
+        load_ending(ModelConfig(model=loaded.source))
+
+
+def test_an_export_loads_with_the_same_logits(loaded: LoadedModel, tmp_path: Path) -> None:
+    student = load_student(StudentConfig(model=loaded.source, lora=Lora(rank=2)), 0)
+    with torch.no_grad():
+        for weight in student.language_model.trainable_parameters().values():
+            weight += 0.1
+    export(student, tmp_path)
+    again = add_pictures(load(ModelConfig(model=str(tmp_path))))
+    seeing = add_pictures(student)
+    with torch.no_grad():
+        for expected, actual in zip(
+            score(seeing, PROMPTS, (8, 9)), score(again, PROMPTS, (8, 9)), strict=True
+        ):
+            torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+
+
+def test_a_resumed_step_has_the_same_bytes(loaded: LoadedModel) -> None:
+    students = [add_pictures(load_student(StudentConfig(model=loaded.source), 0)) for _ in range(2)]
+    first, again = (LocalTrainer(student.language_model) for student in students)
+    take_step(first, students[0], 0)
+    again.load_state(copy.deepcopy(first.save_state()))
+    for trainer, student in zip((first, again), students, strict=True):
+        take_step(trainer, student, 1)
+    expected, actual = first.save_state()["student"], again.save_state()["student"]
+    assert all(torch.equal(weight, actual[name]) for name, weight in expected.items())
+
+
+def take_step(trainer: LocalTrainer, student: LoadedModel, number: int) -> None:
+    """Do one step of likelihood on two answers to pictures."""
+    data = [
+        Datum(
+            Rollout(
+                Prompt(str(place), prompt),
+                student.renderer.render(prompt),
+                torch.tensor([8 + number, 9]),
+                torch.ones(2, dtype=torch.bool),
+                torch.zeros(2),
+                torch.zeros(2),
+                0,
+                "stop",
+                "",
+            ),
+            TeacherSignal(),
+        )
+        for place, prompt in enumerate((QUESTION, OTHER))
+    ]
+    objective = Objective.model_validate({"signal": "text", "divergence": "ce"})
+    trainer.forward_backward(data, objective, number)
+    assert trainer.optim_step(AdamParams(0.01))["skipped"] == 0
+
+
+def test_other_types_of_models_are_refused_by_name(tmp_path: Path) -> None:
+    folder = build_vision_model(tmp_path, "idefics3")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "smolvlm"}))
+    with pytest.raises(ModelError, match="smolvlm reads pictures, and is not supported yet"):
+        load(ModelConfig(model=str(folder)))

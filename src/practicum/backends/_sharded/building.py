@@ -15,9 +15,11 @@ from practicum.backends.local.device_limits import TrainerLimits
 from practicum.backends.local.graph import measure_activation_bytes
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load_by_role, open_files
+from practicum.backends.local.pictures import reads_pictures
 from practicum.backends.local.trainer import LocalTrainer
+from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
-from practicum.models.sources import is_adapter_folder
+from practicum.models.sources import find_base, is_adapter_folder
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,10 @@ def load_in_shards(
     backend's setting.
     """
     files = open_files(config, scratch_folder)
+    if reads_pictures(find_base(files.source)):
+        raise ModelError(
+            f"{files.source}: a model of pictures is not split between processes; set backend: local"
+        )
     sharded = read_sharded_model(
         files.source, config, files.vocab_size, files.device, seed, nodes, decoding
     )

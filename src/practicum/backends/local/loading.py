@@ -23,7 +23,7 @@ from practicum.backends.local.adapter_folders import copy_adapter, merge_adapter
 from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import Decoding, LanguageModel, find_body, find_decoder
 from practicum.backends.local.packing import disable_packing, enable_packing
-from practicum.backends.local.pictures import choose_class, open_pictures
+from practicum.backends.local.pictures import choose_class, open_pictures, refuse_unknown_family
 from practicum.backends.local.quantising import quantise
 from practicum.backends.local.ranks import is_out_of_memory
 from practicum.backends.local.rotary import fix_rotations
@@ -39,7 +39,6 @@ from practicum.models.sources import (
     needs_conversion,
     refuse_encoder_decoder,
 )
-from practicum.pictures import PictureReader
 from practicum.text import Renderer, collect_stop_ids
 from practicum.text.tokenizers import (
     UNREADABLE,
@@ -196,11 +195,10 @@ def add_pictures(loaded: LoadedModel, decoding: str = "auto") -> LoadedModel:
         )
     # Packed attention would also replace the attention of the vision tower.
     model = disable_packing(loaded.language_model)
-    reader = PictureReader(pictures.place, pictures.read, pictures.find, pictures.mark)
     return replace(
         loaded,
         language_model=replace(model, pictures=pictures, decoding=Decoding.TORCH),
-        renderer=replace(loaded.renderer, pictures=reader),
+        renderer=replace(loaded.renderer, pictures=pictures.open_reader()),
     )
 
 
@@ -316,6 +314,7 @@ def check_config(source: str, config: ModelConfig) -> None:
     finally:
         hub_logging.set_verbosity(verbosity)
     refuse_encoder_decoder(source, described.to_dict())
+    refuse_unknown_family(source, described.model_type)
 
 
 def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:

@@ -26,11 +26,15 @@ from transformers import (
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.models.auto.processing_auto import processor_class_from_name
 from transformers.utils.hub import cached_file
 
 from practicum.errors import ModelError
-from practicum.pictures import AUDIO, IMAGE, is_picture, load_picture
+from practicum.pictures import AUDIO, IMAGE, PictureReader, is_picture, load_picture
 from practicum.sounds import RATE
 from practicum.text.tokenizers import UNREADABLE, shorten_error
 
@@ -107,6 +111,10 @@ class Pictures:
         self._image_id = image_id
         self._tokens: dict[str, tuple[int, ...]] = {}
         self._newest: OrderedDict[int, Media] = OrderedDict()
+
+    def open_reader(self) -> PictureReader:
+        """Return the reader for a renderer."""
+        return PictureReader(self.place, self.read, self.find, self.mark)
 
     @property
     def mark(self) -> str:
@@ -229,6 +237,16 @@ def choose_class(family: str) -> Any:
     if family in SOUND_FAMILIES:
         return AutoModelForSeq2SeqLM
     return AutoModelForImageTextToText if family in FAMILIES else AutoModelForCausalLM
+
+
+def refuse_unknown_family(source: str, family: str) -> None:
+    """Raise ModelError for a type of model that reads pictures and has no test here."""
+    is_text = family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if family in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not is_text | (family in FAMILIES):
+        raise ModelError(
+            f"{source}: {family} reads pictures, and is not supported yet; the types that are: "
+            f"{', '.join(FAMILIES)}"
+        )
 
 
 def reads_pictures(source: str) -> bool:

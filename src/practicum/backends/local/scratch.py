@@ -10,26 +10,23 @@ import random
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 import torch
-from transformers import (
-    AutoConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from practicum.backends.local import scratch_speech, scratch_vision
 from practicum.backends.local.packing import pad_sequences
-from practicum.backends.local.pictures import SOUND_FAMILIES, choose_class
-from practicum.backends.local.scratch_speech import (
-    add_token,
-    describe_speech_model,
-    write_processor,
+from practicum.backends.local.pictures import (
+    SOUND_FAMILIES,
+    Pictures,
+    choose_class,
+    open_pictures,
 )
 from practicum.core.randomness import seed_of
 from practicum.core.waits import Wait, show_wait
@@ -45,6 +42,12 @@ from practicum.types import Message, Prompt
 
 MAX_TURNS = 256
 """The maximum number of turns in an expert's conversation for pretraining."""
+
+SENSES: Mapping[str, ModuleType] = {
+    "llava": scratch_vision,
+    **dict.fromkeys(SOUND_FAMILIES, scratch_speech),
+}
+"""The module with the part that reads pictures or sounds, by the architecture."""
 
 LOSSES = 10
 """The number of steps for the mean loss that can end pretraining."""
@@ -150,20 +153,22 @@ def build_scratch_model(
 ) -> None:
     """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
     tokenizer = TOKENIZERS[config.tokenizer](alphabet)
-    hears = config.architecture in SOUND_FAMILIES
-    if hears:
-        add_token(tokenizer)
+    senses = SENSES.get(config.architecture)
+    if senses is not None:
+        senses.add_token(tokenizer)
     renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
+    described = _build_config(config, tokenizer, min(renderer.stop_ids))
+    described.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if senses is not None:
+        senses.write_processor(folder)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        described = _build_config(config, tokenizer, min(renderer.stop_ids))
         model = choose_class(described.model_type).from_config(described)
         if config.pretrain.steps:
-            _pretrain(model, renderer, config.pretrain, prompts, config.seed)
+            pictures = None if senses is None else open_pictures(str(folder), tokenizer)
+            _pretrain(model, renderer, config.pretrain, prompts, config.seed, pictures)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    if hears:
-        write_processor(folder)
 
 
 def _build_config(
@@ -176,21 +181,20 @@ def _build_config(
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
         "num_key_value_heads": max(config.heads // 2, 1),
+        "head_dim": config.hidden_size // config.heads,
         "max_position_embeddings": config.positions,
         "attention_dropout": config.dropout,
+        "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": eos,
         "pad_token_id": 0,
     }
-    if config.architecture in SOUND_FAMILIES:
-        return describe_speech_model(config, tokenizer, settings)
+    if config.architecture in SENSES:
+        return SENSES[config.architecture].describe_model(config, tokenizer, settings)
     is_gemma = config.architecture == "gemma3"
     kind = "gemma3_text" if is_gemma else config.architecture
     extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if is_gemma else {}
-    head_dim = config.hidden_size // config.heads
-    return AutoConfig.for_model(
-        kind, **settings, head_dim=head_dim, tie_word_embeddings=True, **extra
-    )
+    return AutoConfig.for_model(kind, **settings, **extra)
 
 
 def _pretrain(
@@ -199,9 +203,12 @@ def _pretrain(
     settings: PretrainConfig,
     prompts: Sequence[Prompt],
     seed: int,
+    pictures: Pictures | None,
 ) -> None:
     """Train by cross-entropy on responses, else answers, and the stop token; prompts are drawn at random."""
     stop = min(renderer.stop_ids)
+    if pictures is not None:
+        renderer = replace(renderer, pictures=pictures.open_reader())
     pairs = [
         (renderer.render(prompt.messages), [*renderer.encode(text), stop])
         for prompt in prompts
@@ -216,7 +223,7 @@ def _pretrain(
     generator = torch.Generator().manual_seed(seed)
     model.train()
     with show_wait("pretraining from scratch: steps", settings.steps) as wait:
-        _take_steps(model, optimizer, pairs, settings, generator, wait)
+        _take_steps(model, optimizer, pairs, settings, generator, wait, pictures)
     model.eval()
 
 
@@ -227,6 +234,7 @@ def _take_steps(
     settings: PretrainConfig,
     generator: torch.Generator,
     wait: Wait,
+    pictures: Pictures | None,
 ) -> None:
     """Take the steps of pretraining on pairs of prompt and answer; the learning rate falls to 0.
 
@@ -242,7 +250,9 @@ def _take_steps(
         labels = torch.full_like(ids, -100)
         for row, (prompt, answer) in enumerate(chosen):
             labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-        logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1]
+        inputs: dict[str, torch.Tensor] = {"input_ids": ids, "attention_mask": mask.long()}
+        inputs |= {} if pictures is None else pictures.collect(model, ids, mask)
+        logits = model(**inputs).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * (1 - step / settings.steps)

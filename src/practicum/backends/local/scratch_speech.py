@@ -38,10 +38,12 @@ def add_token(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = TEMPLATE
 
 
-def describe_speech_model(
+def describe_model(
     config: ScratchConfig, tokenizer: PreTrainedTokenizerBase, text: dict[str, Any]
 ) -> PretrainedConfig:
     """Return the config of a model of text and sounds with one layer for sounds, of the same width."""
+    # The head has its own weights, and Qwen2 knows the width of a head by itself.
+    text = {key: text[key] for key in text if key not in ("head_dim", "tie_word_embeddings")}
     token_id = tokenizer.convert_tokens_to_ids(TOKEN)
     return AutoConfig.for_model(
         config.architecture,

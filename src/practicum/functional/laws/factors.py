@@ -41,6 +41,7 @@ def random_statistics(seed: int, length: int, **fields: Tensor | None) -> TokenS
         "greedy_rank": (20 * draw().detach()).long(),
         "drafted_rank": (20 * draw().detach()).long(),
         "special": draw().detach() > 0.9,
+        "reference_logprobs": -draw(),
     }
     return TokenStatistics(**{**statistics, **fields})  # type: ignore[arg-type]
 
@@ -218,15 +219,14 @@ def _require_order(function: Callable[[Any], Sequence[float]], rows: list[Any], 
 
 
 def _draw_completions(seed: int, length: int) -> list[tuple[Any, ...]]:
-    """Return completions: kept, reward, text, and the two mean negative log-probabilities."""
+    """Return completions: kept, reward, text, and the three mean negative log-probabilities."""
     source = random.Random(seed)
     return [
         (
             source.random() < 0.7,
             source.choice([None, 0.0, 0.5, 1.0]),
             source.choice("xyz"),
-            round(5 * source.random(), 2),
-            round(5 * source.random(), 2),
+            *(round(5 * source.random(), 2) for _ in range(3)),
         )
         for _ in range(length)
     ]

@@ -1,0 +1,121 @@
+"""Questions about coloured squares and discs on a small canvas, drawn by the task: count them, or find the left one."""
+
+import io
+import json
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.core.randomness import seed_of
+from practicum.errors import DataError, suggest_install
+from practicum.pictures import IMAGE, encode_bytes
+from practicum.ports import Task, TaskConfig, TaskContext
+from practicum.rows import PromptSet
+from practicum.rows.pictures import TEACHER_IMAGES
+from practicum.types import Message, Prompt
+
+CELLS, PIXELS = 4, 8
+"""The cells of the canvas on each side, and their pixels: each cell may have one shape."""
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220)}
+FORMS = ("square", "disc")
+MOST = 3
+"""The largest number of shapes."""
+
+Shape = tuple[str, str, int]
+"""A colour, a form, and the number of a cell, row by row."""
+
+
+class Config(TaskConfig):
+    """The numbers of questions, and what replaces the picture.
+
+    Each question has the privileged fields `caption`, which lists the shapes in words, and `teacher_images`,
+    the picture of another question.
+    """
+
+    type: Literal["shapes"] = "shapes"
+    shows: Literal["picture", "caption", "blank"] = Field(
+        default="picture",
+        description="what a question shows: its picture, the caption in its place, or an empty canvas",
+    )
+    train_size: int = Field(default=512, ge=1, description="questions to train on")
+    heldout_size: int = Field(default=64, ge=0, description="other questions, to evaluate on")
+
+
+def build(config: Config, context: TaskContext) -> Task:
+    """Draw distinct pictures with a question about each, the held-out ones first."""
+    draw = random.Random(seed_of(context.seed, "shapes"))
+    count = config.heldout_size + config.train_size
+    scenes = dict[str, list[Shape]]()
+    while len(scenes) < count:
+        scene = _draw_scene(draw)
+        scenes.setdefault(describe_scene(scene), scene)
+    drawn = list(scenes.values())
+    prompts = [
+        _build_prompt(config, scene, drawn[number - 1], draw) for number, scene in enumerate(drawn)
+    ]
+    return PromptSet(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])
+
+
+def describe_scene(scene: Sequence[Shape]) -> str:
+    """Return the shapes in words, row by row, with their columns from 1: `red square 2, blue disc 1`."""
+    return ", ".join(f"{colour} {form} {cell % CELLS + 1}" for colour, form, cell in scene)
+
+
+def draw_canvas(scene: Sequence[Shape]) -> str:
+    """Return the picture of a scene as a `data:` URL."""
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError as error:
+        raise DataError(
+            f"the task shapes draws pictures with the package pillow; {suggest_install('pictures')}"
+        ) from error
+    canvas = Image.new("RGB", (CELLS * PIXELS, CELLS * PIXELS), "white")
+    pen = ImageDraw.Draw(canvas)
+    for colour, form, cell in scene:
+        left, top = cell % CELLS * PIXELS + 1, cell // CELLS * PIXELS + 1
+        box = (left, top, left + PIXELS - 3, top + PIXELS - 3)
+        (pen.rectangle if form == "square" else pen.ellipse)(box, fill=COLOURS[colour])
+    file = io.BytesIO()
+    canvas.save(file, "PNG")
+    return encode_bytes(file.getvalue())
+
+
+def _draw_scene(draw: random.Random) -> list[Shape]:
+    cells = sorted(draw.sample(range(CELLS * CELLS), draw.randint(1, MOST)))
+    return [(draw.choice(list(COLOURS)), draw.choice(FORMS), cell) for cell in cells]
+
+
+def _build_prompt(
+    config: Config, scene: Sequence[Shape], other: Sequence[Shape], draw: random.Random
+) -> Prompt:
+    question, answer = _ask(scene, draw)
+    caption, picture = describe_scene(scene), draw_canvas(scene)
+    shown, images = f"{IMAGE}{question}", (picture,)
+    if config.shows == "caption":
+        shown, images = f"{caption}. {question}", ()
+    elif config.shows == "blank":
+        images = (draw_canvas([]),)
+    return Prompt(
+        f"{question} {caption}",
+        (Message("user", shown, images=images),),
+        answer=answer,
+        domain=question.split()[0],
+        privileged={
+            "caption": caption,
+            "question": question,
+            TEACHER_IMAGES: json.dumps([draw_canvas(other)]),
+        },
+    )
+
+
+def _ask(scene: Sequence[Shape], draw: random.Random) -> tuple[str, str]:
+    """Return a question about a scene, and its answer."""
+    columns = [cell % CELLS for _, _, cell in scene]
+    if columns.count(min(columns)) == 1 and draw.random() < 0.5:
+        colour, form, _ = scene[columns.index(min(columns))]
+        return "left?", f"{colour} {form}"
+    kind = draw.choice([*COLOURS, *FORMS])
+    return f"count {kind}?", f"{sum(kind in shape for shape in scene)} {kind}"
