@@ -1,6 +1,7 @@
-"""Pictures in prompts: where they lie, whether they can be read, and the tokens that stand for them.
+"""Pictures and sounds in prompts: where they lie, whether they can be read, and the tokens that stand for them.
 
-A message names its pictures as texts, a path or a `data:` URL, and `<image>` marks their places.
+A message names its pictures as texts, a path or a `data:` URL, and `<image>` marks their places. A sound
+is a path behind `audio:`, or a `data:` URL of audio, and `<audio>` marks its place.
 """
 
 # Without torch, as `practicum.prompts`.
@@ -20,12 +21,19 @@ from zlib import error as ZlibError
 
 from practicum.errors import DataError, suggest_install
 from practicum.prompts import Message
+from practicum.sounds import open_sound
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE = "<image>"
 """The place of a picture in a message's text, as LLaMA-Factory and ms-swift write it."""
+
+AUDIO = "<audio>"
+"""The place of a sound."""
+
+SOUND = "audio:"
+"""The text before a sound's path, which tells it from a picture's."""
 
 MOST_PIXELS = 1 << 25
 """The pixels of the largest picture, 8K; a small file may unpack to more than memory holds."""
@@ -41,13 +49,13 @@ FIRST_PICTURE = 1 << 52
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """The formats that are read; pillow runs programs for some further formats."""
 
-_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
+_DATA_URL = re.compile(r"data:(image|audio)/[\w.+-]+;base64,")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class PictureReader:
-    """Turns a picture into the tokens that one model reads in its place.
+    """Turns a picture or a sound, as `mark` says, into the tokens that one model reads in its place.
 
     `place` is the text that the model's chat template writes for a picture, and the placeholders among
     the tokens have the id that `identify` gives. `find` returns the picture of an id, None if no
@@ -57,6 +65,17 @@ class PictureReader:
     place: str
     read: Callable[[str], tuple[int, ...]]
     find: Callable[[int], str | None]
+    mark: str = IMAGE
+
+
+def is_sound(image: str) -> bool:
+    """Return True if a message's medium is a sound."""
+    return image.startswith((SOUND, "data:audio/"))
+
+
+def get_mark(image: str) -> str:
+    """Return the text that marks the place of a medium."""
+    return AUDIO if is_sound(image) else IMAGE
 
 
 def is_picture(token: Any) -> Any:
@@ -83,18 +102,20 @@ def list_ids(messages: Iterable[Message]) -> list[int]:
     return [identify(load_bytes(image)) for message in messages for image in message.images]
 
 
-def encode_bytes(content: bytes) -> str:
-    """Return a picture's file as a `data:` URL."""
-    return f"data:image/any;base64,{base64.b64encode(content).decode()}"
+def encode_bytes(content: bytes, mime: str = "image") -> str:
+    """Return a file as a `data:` URL of a picture, or of a sound with `audio`."""
+    return f"data:{mime}/any;base64,{base64.b64encode(content).decode()}"
 
 
 def load_bytes(image: str) -> bytes:
-    """Return the bytes of a picture's file; DataError if it is missing, remote or too large."""
+    """Return the bytes of a medium's file; DataError if it is missing, remote or too large."""
+    kind, mime = ("sound", "audio") if is_sound(image) else ("picture", "image")
+    image = image.removeprefix(SOUND)
     match = _DATA_URL.match(image)
     if match is None and (scheme := _SCHEME.match(image)):
         raise DataError(
-            f"picture {image[:60]!r}: {scheme[0]} is not read, only files and data:image/...;base64, "
-            "texts; download the picture and give its path"
+            f"{kind} {image[:60]!r}: {scheme[0]} is not read, only files and "
+            f"data:{mime}/...;base64, texts; download the {kind} and give its path"
         )
     try:
         if match is not None:
@@ -105,11 +126,11 @@ def load_bytes(image: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = "is not base64" if isinstance(error, binascii.Error) else "cannot be read"
         raise DataError(
-            f"picture {image[:60]!r} {reason} ({error}); paths start at the folder of the rows' file"
+            f"{kind} {image[:60]!r} {reason} ({error}); paths start at the folder of the rows' file"
         ) from None
     if not content or len(content) > MOST_BYTES:
         raise DataError(
-            f"picture {image[:60]!r} is empty or has over {MOST_BYTES >> 20} MiB; save it smaller"
+            f"{kind} {image[:60]!r} is empty or has over {MOST_BYTES >> 20} MiB; save it smaller"
         )
     return content
 
@@ -153,19 +174,26 @@ def _has_second_frame(picture: "Image") -> bool:
     return True
 
 
-def load_picture(image: str) -> "tuple[int, Image]":
-    """Return the token that stands for a picture, and its pixels."""
+def load_picture(image: str) -> tuple[int, Any]:
+    """Return the token that stands for a picture or a sound, and its pixels or samples."""
     content = load_bytes(image)
-    return identify(content), open_picture(content)
+    return identify(content), open_sound(content) if is_sound(image) else open_picture(content)
 
 
 def hide_places(text: str) -> str:
     """Return a text that stands next to pictures, with its `<image>` no longer places of them."""
-    return text.replace(IMAGE, f"< {IMAGE[1:]}")
+    for mark in (IMAGE, AUDIO):
+        text = text.replace(mark, f"< {mark[1:]}")
+    return text
+
+
+def list_places(content: str, images: Iterable[str]) -> list[str]:
+    """Return the marks in a text next to media, without the marks of a kind that none of them has."""
+    return re.findall("|".join({get_mark(image) for image in images}) or "(?!)", content)
 
 
 def split_text(content: str, images: Sequence[str]) -> list[str]:
     """Return the texts around a message's pictures."""
-    texts = content.split(IMAGE) if images else [content]
-    assert len(texts) == len(images) + 1, "rows with other counts were rejected"
-    return texts
+    marks = [get_mark(image) for image in images]
+    assert list_places(content, images) == marks, "rows with other places were rejected"
+    return re.split("|".join(set(marks)), content) if images else [content]

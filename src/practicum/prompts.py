@@ -32,8 +32,8 @@ class Message:
     that the turn added to a stored conversation, including the template's text around it. An
     assistant's turn may have `reasoning`, the thoughts before its text, and `tool_calls`. `reasoning`
     is None if the thoughts are unknown or part of the text, for example between `<think>` and
-    `</think>`. `images` are the pictures of a user's turn, each a path or a `data:` URL, in the order of
-    the `<image>` in its text (see `practicum.pictures`).
+    `</think>`. `images` are the pictures and sounds of a user's turn, each a path or a `data:` URL, in
+    the order of the `<image>` and `<audio>` in its text (see `practicum.pictures`).
     """
 
     role: str

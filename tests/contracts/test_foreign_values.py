@@ -91,7 +91,15 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     **{
         name: {}
-        for name in ("needles", "python_expressions", "shell", "sokoban", "topics", "walker")
+        for name in (
+            "needles",
+            "python_expressions",
+            "shell",
+            "sokoban",
+            "spoken",
+            "topics",
+            "walker",
+        )
     },
     "jsonl": {"path": "rows.jsonl", "heldout": 0, "verifier": "number"},
     "served": {"task": REVERSE},

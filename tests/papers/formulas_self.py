@@ -212,6 +212,11 @@ def kepo(case: Case) -> Tensor:
     return total / len(case.sequences)
 
 
+def x_opd(case: Case) -> Tensor:
+    """After the abstract of 2603.24596: KL(S || T) at each token, where T reads the transcript."""
+    return case.token_mean(lambda token: kl(token.S, token.T))
+
+
 def tcod(case: Case) -> Tensor:
     """After the abstract of 2604.24005: KL(S || T) at the tokens of the available turns."""
     return case.token_mean(lambda token: kl(token.S, token.T))

@@ -353,14 +353,13 @@ def test_a_broken_wrapper_is_refused(folder: Folder, text: str, message: str) ->
 
 # Rows that are refused.
 
-SOUND = {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}
+VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "p", "videos": [{"bytes": "x"}]}, "the column videos is filled"),
     ({"prompt": "p", "picture": "pictures/1.PNG"}, "write columns: {images: picture}"),
-    ({"prompt": "p", "audio": {"path": "a.wav"}}, "the column audio is filled"),
     (
-        {"messages": [{"role": "user", "content": [part("What?"), SOUND]}]},
-        r"messages\[0\].content\[1\] is of the type audio_url; only text and pictures are read",
+        {"messages": [{"role": "user", "content": [part("What?"), VIDEO]}]},
+        r"messages\[0\].content\[1\] is of the type video_url; only text, pictures and sounds",
     ),
     (answer(tool_calls=[call()]), "the answer calls the tool 'add', and answers with calls are no"),
     (

@@ -67,7 +67,9 @@ def test_other_columns_are_named_once_and_not_used(folder: Folder) -> None:
     assert len(task.train_prompts()) == 9
     (note,) = folder.said
     assert note.endswith('rows.jsonl: not used: the columns level, "my source\\n"')
-    with pytest.raises(DataError, match="unknown field 'level'; known: answer, choices, dom"):
+    with pytest.raises(
+        DataError, match="unknown field 'level'; known: answer, audios, choices, dom"
+    ):
         folder.task(strict=True)
     write_lines(folder, [{"promt": "p"}])
     with pytest.raises(DataError, match="unknown field 'promt'; did you mean 'prompt'"):

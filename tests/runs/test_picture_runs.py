@@ -145,7 +145,9 @@ def test_a_model_of_text_refuses_pictures_before_the_first_step(
         )
         if role == "student":
             changes["student"] = {"model": str(tmp_path / "text")}
-        with pytest.raises(ModelError, match="a prompt has pictures, and they are not read here"):
+        with pytest.raises(
+            ModelError, match="a prompt has pictures or sounds, and they are not read here"
+        ):
             toy_run(models, tmp_path, changes)
         assert not (tmp_path / role / "checkpoints").exists()
 

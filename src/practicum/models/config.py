@@ -30,8 +30,11 @@ class PretrainConfig(FrozenConfig):
 class ScratchConfig(FrozenConfig):
     """A small randomly initialised model with a small tokenizer, made when the run starts."""
 
-    architecture: Literal["llama", "qwen3", "gemma3", "llava"] = Field(
-        default="llama", description="`llava` also reads pictures, in 16 tokens"
+    architecture: Literal["llama", "qwen3", "gemma3", "llava", "audioflamingo3", "qwen2_audio"] = (
+        Field(
+            default="llama",
+            description="`llava` also reads pictures, in 16 tokens, and the last two sounds of at most one second",
+        )
     )
     tokenizer: Literal["characters", "thoughts", "bytes", "pairs", "doubles", "pieces"] = Field(
         default="characters",

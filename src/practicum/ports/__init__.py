@@ -284,6 +284,11 @@ class TeacherConfig(PartConfig):
         """Raise DataError at the first prompt that the teacher cannot score."""
 
     @property
+    def hides_media(self) -> bool:
+        """True if the teacher reads prompts without their pictures and sounds."""
+        return False
+
+    @property
     def is_pool(self) -> bool:
         """True if each answer combines several answers, which no other teacher can combine."""
         return False

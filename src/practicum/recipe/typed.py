@@ -164,6 +164,7 @@ class TaskSection(TypedDict, total=False):
             "shell",
             "skills",
             "sokoban",
+            "spoken",
             "tools",
             "topics",
             "traces",
@@ -232,6 +233,8 @@ class TaskSection(TypedDict, total=False):
     skills: Sequence[str]
     boxes: int
     walls: float
+    noise: float
+    silent: bool
     tools: Sequence[str | Mapping[str, Any]]
     calls: Literal["auto", "hermes", "xml", "glm", "mistral", "lfm", "pythonic", "json"]
     characters: int
@@ -247,6 +250,7 @@ class TaskSection(TypedDict, total=False):
     harness: str | None
     runs_code_here: bool
     noise: float
+    spread: int
 
 
 class RolloutSection(TypedDict, total=False):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from practicum.pictures import IMAGE
+from practicum.pictures import get_mark
 from practicum.prompts import Message, ToolCall
-from practicum.rows.pictures import PICTURE_PARTS, name_part
+from practicum.rows.pictures import PICTURE_PARTS, SOUND_PARTS, name_part
 from practicum.rows.strict import Rejected, check_text, parse_text
 
 Note = Callable[[str], None]
@@ -40,7 +40,7 @@ WEIGHTS = ("weight", "loss_weight", "loss")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_PARTS = ("reasoning", "thinking")
 KEYS = ("role", "content")
-NOT_READ = "only text and pictures are read, no sounds or videos; leave such rows out"
+NOT_READ = "only text, pictures and sounds are read, no videos; leave such rows out"
 
 
 @dataclass(slots=True)
@@ -165,7 +165,9 @@ def _parse_turn(row: Any, place: str, key_place: str, note: Note) -> tuple[_File
         ROLES[role], content.text or "", reasoning=content.reasoning, images=tuple(content.images)
     )
     if message.images and message.role != "user":
-        raise Rejected(f"{place} is not a turn of the user, and holds a picture; move it to one")
+        raise Rejected(
+            f"{place} is not a turn of the user, and holds a picture or a sound; move it to one"
+        )
     calls = [*content.calls, *_list_calls(fields)]
     if is_call := role in CALLING:
         calls += _unwrap(parse_text(message.content, f"{place}.{text_key}"))
@@ -193,9 +195,9 @@ def _parse_turn(row: Any, place: str, key_place: str, note: Note) -> tuple[_File
 
 @dataclass(slots=True)
 class _Content:
-    """The content of a turn: its text with the places of its pictures, its reasoning and its calls.
+    """The content of a turn: its text with the places of its media, its reasoning and its calls.
 
-    A picture without a file is an empty text: the row's column has it.
+    A medium without a file has no name: the row's column has it.
     """
 
     text: str | None = None
@@ -216,9 +218,9 @@ def _parse_content(fields: _Fields, text_key: str, key_place: str, note: Note) -
     content = _Content()
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in PICTURE_PARTS:
-            texts.append(IMAGE)
+        if kind in (*PICTURE_PARTS, *SOUND_PARTS):
             content.images.append(name_part(part, f"{place}[{number}]"))
+            texts.append(get_mark(content.images[-1]))
             continue
         if kind not in (*TEXT_PARTS, *REASONING_PARTS, "tool_call"):
             raise Rejected(f"{place}[{number}] is of the type {str(kind)[:40]}; {NOT_READ}")

@@ -20,6 +20,7 @@ FIELDS = (
     "prompt",
     "messages",
     "images",
+    "audios",
     "teacher_images",
     "choices",
     "answer",
@@ -64,7 +65,8 @@ def read_prompt(row: Mapping[str, Any], name: str, note: Note = ignore) -> Promp
     if teacher_images := name_all(row.get("teacher_images"), "teacher_images"):
         place_pictures(drop_pictures(question), teacher_images)
         privileged[TEACHER_IMAGES] = json.dumps(teacher_images)
-    question = place_pictures(question, name_all(row.get("images"), "images"))
+    media = [name for column in ("images", "audios") for name in name_all(row.get(column), column)]
+    question = place_pictures(question, media)
     response = _check_imitated(reply or worked)
     prompt = Prompt(
         id=identity or name,

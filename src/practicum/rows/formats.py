@@ -30,12 +30,13 @@ LIKE = 0.75
 LONGEST_NAME = 60
 
 _MEDIA_TEXT = re.compile(
-    r"^data:|^https?:|\.(jpe?g|png|gif|webp|bmp|mp4|avi|mov|webm|mp3|wav|flac|ogg)\b", re.IGNORECASE
+    r"^data:|^https?:|\.(jpe?g|png|gif|webp|bmp|mp4|avi|mov|webm|mp3|wav|flac|ogg|opus|m4a)\b",
+    re.IGNORECASE,
 )
 _MEDIA_TAG = re.compile(r"<img\b[^<>]*>|<(image|video|audio)>", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,60}|[a-z]+\[\](\.[A-Za-z0-9_\[\]]{1,30}){1,3}")
 
-ALIASES = {"system_prompt": "system", "image": "images"}
+ALIASES = {"system_prompt": "system", "image": "images", "audio": "audios"}
 """Columns that are read as a field of another name, if nothing else gives that field."""
 MEDIA = re.compile(r"(image|picture|video|audio)(s|_url|_urls|_path|_paths|_key)?")
 """The names of columns with pictures, videos or sounds."""
@@ -287,7 +288,7 @@ class ColumnReader:
         self._unseen = set(columns.values())
 
     def read(self, row: Columns) -> dict[str, Any]:
-        """Return the row's fields, of `FIELDS`; Rejected if it has sounds or lacks its question."""
+        """Return the row's fields, of `FIELDS`; Rejected if it has videos or lacks its question."""
         row = {name: value for name, value in row.items() if value is not None}
         if not self._is_decided:
             self._recognise(row)
@@ -301,7 +302,7 @@ class ColumnReader:
             if name in self._taken:
                 continue
             field = ALIASES.get(name, name)
-            if field == "images" and not _is_media(name, cell):
+            if field in ("images", "audios") and not _is_media(name, cell):
                 # Also the name of a container's image.
                 field = ""
             if field in FIELDS and field not in names:
@@ -311,7 +312,7 @@ class ColumnReader:
                 if _is_media(name, cell):
                     raise Rejected(
                         f"the column {quote_name(name)} is filled, and {NOT_READ}; for pictures, write "
-                        f"columns: {{images: {quote_name(name)}}}"
+                        f"columns: {{images: {quote_name(name)}}}, and audios for sounds"
                     )
                 self.note_unused(name, cell)
         for field in self._columns.keys() & QUESTIONS.keys() - fields.keys():

@@ -1,4 +1,4 @@
-"""Read the pictures of a row: in a column, in the parts of a turn, by path, bytes, base64 or `data:` URL."""
+"""Read the pictures and sounds of a row: in a column, in the parts of a turn, by path, bytes, base64 or `data:` URL."""
 
 import binascii
 import json
@@ -10,9 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import DataError
-from practicum.pictures import IMAGE, encode_bytes, load_bytes, open_picture
+from practicum.pictures import (
+    AUDIO,
+    IMAGE,
+    SOUND,
+    encode_bytes,
+    get_mark,
+    is_sound,
+    list_places,
+    load_picture,
+    split_text,
+)
 from practicum.prompts import Message, Prompt
 from practicum.rows.strict import Rejected
+from practicum.sounds import write_sound
 
 TEACHER_IMAGES = "teacher_images"
 """The column, and the privileged field, with the pictures that a teacher sees instead (ms-swift)."""
@@ -20,25 +31,55 @@ TEACHER_IMAGES = "teacher_images"
 PICTURE_PARTS = ("image", "image_url", "input_image")
 """The types of a turn's parts that are pictures (TRL and OpenAI)."""
 
-_KEYS = ("image", "image_url", "url", "path")
+SOUND_PARTS = ("audio", "audio_url", "input_audio")
+"""The types of a turn's parts that are sounds (ms-swift and OpenAI)."""
+
+_KEYS = (*PICTURE_PARTS, *SOUND_PARTS, "url", "path", "data")
 _STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
-"""The first bytes of picture files, which tell base64 from a path."""
+_STARTS += (b"fLaC", b"OggS", b"ID3")
+"""The first bytes of files of pictures and sounds, which tell base64 from a path."""
 
 
 def name_all(cell: Any, place: str) -> list[str]:
-    """Return a column's pictures as paths or `data:` URLs; a single one may stand without a list."""
+    """Return a column's media as paths or `data:` URLs; a single one may stand without a list."""
     cells = [] if cell is None else cell if isinstance(cell, list) else [cell]
-    return [name_picture(inner, f"{place}[{number}]") for number, inner in enumerate(cells)]
+    name = name_sound if place == "audios" else name_picture
+    return [name(inner, f"{place}[{number}]") for number, inner in enumerate(cells)]
 
 
 def name_part(part: Mapping[str, Any], place: str) -> str:
-    """Return the picture of a turn's part; empty if the row's column `images` holds it (TRL)."""
+    """Return the medium of a turn's part; without a name if the row's column holds it (TRL)."""
     inner = next((part[key] for key in _KEYS if part.get(key) is not None), None)
+    if part["type"] in SOUND_PARTS:
+        return SOUND if inner is None else name_sound(inner, place)
     return "" if inner is None else name_picture(inner, place)
+
+
+def name_sound(cell: Any, place: str) -> str:
+    """Return a sound as `audio:` and a path, or as a `data:` URL; Rejected if the cell is none."""
+    if isinstance(cell, Mapping) and cell.get("array") is not None:
+        # Samples as the feature Audio of `datasets` holds them.
+        try:
+            cell = write_sound(cell["array"], cell["sampling_rate"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise Rejected(
+                f"{place} is no sound ({error!r}); write array with samples from -1 to 1, and sampling_rate"
+            ) from None
+    name = _name_file(cell, place, "sound", "data:audio/wav;base64,...")
+    if name.startswith("data:image/any"):
+        return name.replace("image", "audio", 1)
+    return name if is_sound(name) else SOUND + name
 
 
 def name_picture(cell: Any, place: str) -> str:
     """Return a picture as a path or a `data:` URL; Rejected if the cell is none."""
+    name = _name_file(cell, place, "picture", "data:image/png;base64,...")
+    if is_sound(name):
+        raise Rejected(f"{place} is a sound; write it in audios")
+    return name
+
+
+def _name_file(cell: Any, place: str, kind: str, example: str) -> str:
     if isinstance(cell, Mapping):
         # A struct of Arrow (datasets, verl) has both keys, and one is empty.
         content = cell.get("bytes")
@@ -47,9 +88,7 @@ def name_picture(cell: Any, place: str) -> str:
     if isinstance(cell, bytes):
         return encode_bytes(cell)
     if not isinstance(cell, str) or not cell.strip():
-        raise Rejected(
-            f"{place} is no picture; write a path, its bytes, or data:image/png;base64,..."
-        )
+        raise Rejected(f"{place} is no {kind}; write a path, its bytes, or {example}")
     if len(cell) < 64 or ":" in cell[:64]:
         return cell
     try:
@@ -59,34 +98,45 @@ def name_picture(cell: Any, place: str) -> str:
     return f"data:image/any;base64,{cell}" if start.startswith(_STARTS) else cell
 
 
-def place_pictures(messages: tuple[Message, ...], images: Sequence[str]) -> tuple[Message, ...]:
-    """Give a row's pictures to its turns, in the order of `<image>`; without one, to the first turn.
+_UNNAMED = {IMAGE: "", AUDIO: SOUND}
+"""The name of a part whose medium is in a column."""
 
-    Rejected if there is not one place for each picture.
+
+def place_pictures(messages: tuple[Message, ...], images: Sequence[str]) -> tuple[Message, ...]:
+    """Give a row's media to its turns, in the order of `<image>` or `<audio>`; without one, to the first turn.
+
+    Rejected if there is not one place for each picture and sound.
     """
     users = [number for number, turn in enumerate(messages) if turn.role == "user"]
-    if not images and not any(messages[number].images for number in users):
+    media = [*images, *(image for number in users for image in messages[number].images)]
+    if not media:
         return messages
-    turns, waiting = list(messages), list(images)
-    if images and not any(IMAGE in turns[number].content for number in users):
-        first = turns[users[0]]
-        turns[users[0]] = replace(first, content=IMAGE * len(images) + first.content)
-    places = sum(turns[number].content.count(IMAGE) for number in users)
-    files = len(images) + sum(bool(image) for turn in turns for image in turn.images)
-    if places != files:
-        raise Rejected(
-            f"the row has {files} pictures and {places} places for them; write {IMAGE} once in a user's "
-            "turn for each picture in images"
-        )
-    for number in users:
-        count = turns[number].content.count(IMAGE)
-        parts = turns[number].images or ("",) * count
-        if len(parts) != count:
+    turns = list(messages)
+    waiting = {mark: [i for i in images if get_mark(i) == mark] for mark in (IMAGE, AUDIO)}
+    for mark, kind in ((IMAGE, "picture"), (AUDIO, "sound")):
+        names = [image for image in media if get_mark(image) == mark]
+        if not names:
+            continue
+        if waiting[mark] and not any(mark in turns[number].content for number in users):
+            first = turns[users[0]]
+            text = mark * len(waiting[mark]) + first.content
+            turns[users[0]] = replace(first, content=text)
+        places = sum(turns[number].content.count(mark) for number in users)
+        files = sum(name not in _UNNAMED.values() for name in names)
+        if places != files:
             raise Rejected(
-                f"a turn's text holds {IMAGE} next to its parts; take it out of the text"
+                f"the row has {files} {kind}s and {places} places for them; write {mark} once in a user's "
+                f"turn for each {kind} in {'images' if mark == IMAGE else 'audios'}"
             )
-        filled = tuple(image or waiting.pop(0) for image in parts)
-        turns[number] = replace(turns[number], images=filled)
+    for number in users:
+        marks = list_places(turns[number].content, media)
+        parts = turns[number].images or [_UNNAMED[mark] for mark in marks]
+        if [get_mark(image) for image in parts] != marks:
+            raise Rejected(
+                f"a turn's text holds {IMAGE} or {AUDIO} next to its parts; take it out of the text"
+            )
+        filled = [waiting[get_mark(i)].pop(0) if i in _UNNAMED.values() else i for i in parts]
+        turns[number] = replace(turns[number], images=tuple(filled))
     return tuple(turns)
 
 
@@ -128,17 +178,19 @@ def show_pictures(prompt: Prompt, which: str | None) -> Prompt:
         return replace(prompt, messages=placed)
     pairs = zip(bare, prompt.messages, strict=True)
     texts = (
-        replace(turn, content=turn.content.replace(IMAGE, "")) if before.images else turn
+        replace(turn, content="".join(split_text(turn.content, before.images)))
         for turn, before in pairs
     )
     return replace(prompt, messages=tuple(texts))
 
 
 def _locate(image: str, folder: Path) -> str:
-    if ":" not in image[:32]:
-        image = str((folder / Path(image).expanduser()).absolute())
+    path = image.removeprefix(SOUND)
+    if ":" not in path[:32]:
+        path = str((folder / Path(path).expanduser()).absolute())
+        image = SOUND + path if is_sound(image) else path
     if reason := _find_fault(image):
-        raise Rejected(f"images: {reason}")
+        raise Rejected(f"{'audios' if is_sound(image) else 'images'}: {reason}")
     return image
 
 
@@ -146,7 +198,7 @@ def _locate(image: str, folder: Path) -> str:
 def _find_fault(image: str) -> str:
     """Return why a picture cannot be read, or an empty text; many rows may show one picture."""
     try:
-        open_picture(load_bytes(image))
+        load_picture(image)
     except DataError as error:
         return str(error)
     return ""

@@ -33,6 +33,7 @@ from practicum.ports import (
     TeacherServices,
     TrainingClient,
     WeightUpdateRule,
+    walk,
 )
 from practicum.ports.engines import EngineChoice
 from practicum.ports.gate import check_prompts
@@ -55,7 +56,7 @@ from practicum.rollouts import (
     list_writer_problems,
 )
 from practicum.rows import describe_long_answers
-from practicum.rows.pictures import have_pictures
+from practicum.rows.pictures import have_pictures, show_pictures
 from practicum.runs.identity import (
     add_prefix,
     digest_loaded,
@@ -512,7 +513,10 @@ class _Assembly(TeacherServices):
             self.ledger.dims[path] = model.dims
         self.scorers.append(ScorerInfo(path, model.renderer, model.dims, config, model.client))
         # Render once, so that a missing chat template is an error before the first step.
-        model.renderer.render(self.task.train_prompts()[0].messages)
+        role = self.recipe.reference if is_reference else self.recipe.teacher
+        hides_media = role is not None and any(config.hides_media for _, config in walk(role))
+        prompt = show_pictures(self.task.train_prompts()[0], "none" if hides_media else None)
+        model.renderer.render(prompt.messages)
         return model
 
     def load_renderer(self, config: ModelConfig, path: str) -> Renderer:

@@ -30,8 +30,10 @@ class Export:
         size = sum(path.stat().st_size for path in files)
         names = ", ".join(str(path.relative_to(self.folder)) for path in files)
         place = repr(str(self.folder))
-        reads_pictures = any("processor_config" in path.name for path in files)
-        kind = f"AutoModelFor{'ImageTextToText' if reads_pictures else 'CausalLM'}"
+        processors = [path.read_text() for path in files if "processor_config" in path.name]
+        kind = f"AutoModelFor{'ImageTextToText' if processors else 'CausalLM'}"
+        if any("feature_extractor_type" in text for text in processors):
+            kind = "AutoModelForSeq2SeqLM"
         lines = [f"wrote {self.folder}: {len(files)} files, {format_bytes(size)}", names]
         if self.format is not None:
             lines.append(f"load: give {place} to the engine as its draft model (EAGLE3)")

@@ -10,7 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from practicum.errors import DataError
-from practicum.pictures import FOLDER, PictureReader, identify, is_picture, load_bytes, open_picture
+from practicum.pictures import (
+    FOLDER,
+    PictureReader,
+    identify,
+    is_picture,
+    is_sound,
+    load_bytes,
+    open_picture,
+)
 from practicum.run_dir import write_bytes
 from practicum.types import Rollout
 
@@ -38,7 +46,7 @@ class Thumbnails:
                 self._known.add(number)
                 image = self._reader.find(number)
                 # A stored text may have the numbers of an earlier run's pictures.
-                if image is not None:
+                if image is not None and not is_sound(image):
                     self._write(number, image)
 
     def _write(self, number: int, image: str) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
 from practicum.objective import Full, Signal
-from practicum.pictures import IMAGE, hide_places
+from practicum.pictures import get_mark, hide_places, list_places
 from practicum.ports import (
     Capabilities,
     PromptedClient,
@@ -89,7 +89,7 @@ class Config(TeacherConfig):
     )
     images: Literal["none", "teacher"] | None = Field(
         default=None,
-        description="the pictures that the teacher sees: `none`, or the rows' column `teacher_images`; "
+        description="the pictures and sounds that the teacher reads: `none`, or the rows' column `teacher_images`; "
         "by default the student's",
     )
     missing: Literal["error", "silent"] = Field(
@@ -123,6 +123,11 @@ class Config(TeacherConfig):
                 "siblings: the inner teacher already combines several answers; leave out siblings"
             )
         return self
+
+    @property
+    def hides_media(self) -> bool:
+        """True with `images: none`."""
+        return self.images == "none"
 
     def capabilities(self) -> Capabilities:
         """Return the capabilities of the inner teacher, or of a pool of its answers.
@@ -296,13 +301,15 @@ def add_context(
         place = users[-1] if users else -1
         images = turns[place].images
         # `{question}` has the places of its pictures.
-        marks = "" if IMAGE in question else IMAGE * len(images)
-        if images and (marks + question).count(IMAGE) != len(images):
+        marks = [get_mark(image) for image in images]
+        if not list_places(question, images):
+            question = "".join(marks) + question
+        if list_places(question, images) != marks:
             raise DataError(
-                f"prompt {prompt.id!r} has {len(images)} pictures, and teacher.question shows other "
+                f"prompt {prompt.id!r} has {len(images)} pictures or sounds, and teacher.question shows other "
                 f"places for them; write {{question}} once, or images: none"
             )
-        turns[place] = Message("user", marks + question, images=images)
+        turns[place] = Message("user", question, images=images)
     messages = (*system, *examples, *turns)
     if reference is not None:
         messages = show_text(messages, reference, config.place)

@@ -297,7 +297,7 @@ def list_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     if any(message.images for message in messages):
         raise DataError(
-            "a prompt has pictures, and only texts are sent to a chat server; take a local teacher"
+            "a prompt has pictures or sounds, and only texts are sent to a chat server; take a local teacher"
         )
     turns = [message.to_json() for message in messages]
     called = results = 0

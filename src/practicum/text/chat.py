@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from practicum.errors import DataError, ModelError
-from practicum.pictures import split_text
+from practicum.pictures import is_sound, split_text
 from practicum.prompts import Message, ToolUse
 from practicum.text.control import compile_control_pattern, find_unused_marker, split_control_tokens
 from practicum.text.safe import excerpt
@@ -183,7 +183,7 @@ class ChatTemplate:
             marker.join(self.split(text, is_answer=is_answer))
             for text in split_text(fields["content"], turn.images)
         ]
-        fields["content"] = _list_parts(texts) if turn.images else texts[0]
+        fields["content"] = _list_parts(texts, turn.images) if turn.images else texts[0]
         other_texts = {
             name: fields[name] for name in (*REASONING_KEYS, "tool_calls") if name in fields
         }
@@ -307,11 +307,12 @@ class ChatTemplate:
             ) from error
 
 
-def _list_parts(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Return the texts around pictures as a turn's parts."""
+def _list_parts(texts: Sequence[str], images: Sequence[str]) -> list[dict[str, str]]:
+    """Return the texts around pictures and sounds as a turn's parts."""
     parts = [{"type": "text", "text": texts[0]}]
-    for text in texts[1:]:
-        parts += [{"type": "image"}, {"type": "text", "text": text}]
+    for image, text in zip(images, texts[1:], strict=True):
+        kind = "audio" if is_sound(image) else "image"
+        parts += [{"type": kind}, {"type": "text", "text": text}]
     return [part for part in parts if part.get("text") != ""]
 
 

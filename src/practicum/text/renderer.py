@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.errors import ModelError
-from practicum.pictures import IMAGE, PictureReader, is_picture
+from practicum.pictures import IMAGE, PictureReader, get_mark, is_picture
 from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
 from practicum.text.chat import ChatTemplate
 from practicum.text.continuations import ClosedThoughts, Continuations
@@ -73,11 +73,12 @@ class Renderer:
             *earlier, answer = messages
             return (*self.render(earlier), *self.encode_answer_text(answer.content))
         images = [image for message in messages for image in message.images]
-        if images and self.pictures is None:
+        readable = set() if self.pictures is None else {self.pictures.mark}
+        if not readable.issuperset(map(get_mark, images)):
             raise ModelError(
-                f"{self._chat.name}: a prompt has pictures, and they are not read here; pictures need "
-                "backend: local without rollout.engine and without a drafter, and a vision-language "
-                "model with its processor; a teacher may see none (type: privileged, images: none)"
+                f"{self._chat.name}: a prompt has pictures or sounds, and they are not read here; they need "
+                "backend: local without rollout.engine and without a drafter, and a model of them "
+                "with its processor; a teacher may see none (type: privileged, images: none)"
             )
         if not self._shows_question:
             raise ModelError(
@@ -102,7 +103,7 @@ class Renderer:
         pieces = text.split(reader.place)
         if len(pieces) != len(images) + 1:
             raise ModelError(
-                f"{self._chat.name}: the chat template shows {len(pieces) - 1} of {len(images)} pictures; "
+                f"{self._chat.name}: the chat template shows {len(pieces) - 1} of {len(images)} pictures or sounds; "
                 f"write a `template:` with {reader.place} for each"
             )
         yield from self._chat.tokenize(pieces[0].split(marker))
@@ -256,7 +257,7 @@ class Renderer:
         turns or refuses a message's role, or if a message has a picture.
         """
         if any(message.images for message in messages):
-            raise ModelError("a reply has pictures, which are read in prompts only")
+            raise ModelError("a reply has pictures or sounds, which are read in prompts only")
         return self._behind.encode_reply(messages)
 
     def encode(self, text: str) -> list[int]:
@@ -340,7 +341,7 @@ class Renderer:
         know, which is a padding row of the embedding, reads as `<id>`.
         """
         if is_picture(token):
-            return IMAGE
+            return IMAGE if self.pictures is None else self.pictures.mark
         raw = self.tokenizer.convert_ids_to_tokens(token)
         if not isinstance(raw, str):
             return f"<{token}>"

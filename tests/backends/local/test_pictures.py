@@ -200,7 +200,9 @@ def test_newest_pictures_are_kept_and_others_are_computed_again(
 
 def test_a_model_that_reads_text_refuses_pictures(loaded: LoadedModel) -> None:
     renderer = Renderer(loaded.renderer.tokenizer, stop_ids=loaded.renderer.stop_ids)
-    with pytest.raises(ModelError, match="a prompt has pictures, and they are not read here"):
+    with pytest.raises(
+        ModelError, match="a prompt has pictures or sounds, and they are not read here"
+    ):
         renderer.render(QUESTION)
 
 

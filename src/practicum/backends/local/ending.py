@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from practicum.backends.local.language_model import LanguageModel, find_body
 from practicum.backends.local.loading import open_files
-from practicum.backends.local.pictures import FAMILIES
+from practicum.backends.local.pictures import FAMILIES, SOUND_FAMILIES
 from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ModelConfig
@@ -44,7 +44,7 @@ def load_ending(config: ModelConfig) -> LocalEnding:
             "as the server did"
         )
     described = AutoConfig.from_pretrained(files.source, trust_remote_code=config.trust_remote_code)
-    if described.model_type in FAMILIES:
+    if described.model_type in FAMILIES | SOUND_FAMILIES:
         raise ModelError(
             f"{files.source}: the head of a model of pictures is not read apart from it; let the server give "
             "log-probabilities instead of hidden states"

@@ -181,7 +181,7 @@ class LocalPaper(PaperBackend):
         untrained = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
         folder = self._context.models_dir / name.replace("/", "-")
         folder = prepare_scratch_folder(folder, untrained, self._context.task())
-        return load_weightless(config, folder)
+        return load_weightless(config, folder, pictures=self._context.pictures)
 
 
 class PaperClient(SelfTeacher):

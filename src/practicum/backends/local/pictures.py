@@ -1,4 +1,4 @@
-"""The pictures that a vision-language model reads: its processor, and the tensors of a batch.
+"""The pictures or sounds that a multimodal model reads: its processor, and the tensors of a batch.
 
 A renderer writes a picture's placeholders as ids beyond the vocabulary that identify its file. When
 the model reads a prompt, its own placeholder and the picture's tensors take their places.
@@ -17,9 +17,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import (
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
     PretrainedConfig,
     PreTrainedTokenizerBase,
     ProcessorMixin,
@@ -32,7 +34,8 @@ from transformers.models.auto.processing_auto import processor_class_from_name
 from transformers.utils.hub import cached_file
 
 from practicum.errors import ModelError
-from practicum.pictures import PictureReader, is_picture, load_picture
+from practicum.pictures import AUDIO, IMAGE, PictureReader, is_picture, load_picture
+from practicum.sounds import RATE
 from practicum.text.tokenizers import UNREADABLE, shorten_error
 
 FAMILIES = {
@@ -46,6 +49,12 @@ FAMILIES = {
 }
 """The processor of each type of model that reads pictures. Each has a test."""
 
+SOUND_FAMILIES = {
+    "audioflamingo3": "AudioFlamingo3Processor",
+    "qwen2_audio": "Qwen2AudioProcessor",
+}
+"""The same for sounds."""
+
 PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -55,7 +64,7 @@ PROCESSOR_FILES = (
 MOST_BYTES = 1 << 28
 """The bytes of the newest pictures' tensors that are kept; others are computed again."""
 
-_PLACEHOLDER_KEY = re.compile(r"(image|video|vision|boi|eoi)\w*_(id|index)")
+_PLACEHOLDER_KEY = re.compile(r"(image|video|vision|boi|eoi|audio)\w*_(id|index)")
 _IMAGES: dict[int, str] = {}
 """The pictures that renderers of this process have read, by their ids: several models may read one text."""
 
@@ -80,16 +89,23 @@ class Media:
 
 
 class Pictures:
-    """Reads pictures with a model's processor; as a `practicum.pictures.PictureReader` does.
+    """Reads pictures or sounds with a model's processor; as a `practicum.pictures.PictureReader` does.
 
     `image_id` is the placeholder in the model's vocabulary, `banned_ids` are all tokens of media,
-    which are never sampled, and `source` is the model's folder or hub name.
+    which are never sampled, and `source` is the model's folder or hub name. `hears` is True if the
+    model reads sounds, and no pictures.
     """
 
     def __init__(
-        self, processor: ProcessorMixin, image_id: int, banned_ids: frozenset[int], source: str
+        self,
+        processor: ProcessorMixin,
+        image_id: int,
+        banned_ids: frozenset[int],
+        source: str,
+        hears: bool,
     ) -> None:
         self.banned_ids = banned_ids
+        self._hears = hears
         self._processor: Any = processor
         self._source = source
         self._image_id = image_id
@@ -98,12 +114,17 @@ class Pictures:
 
     def open_reader(self) -> PictureReader:
         """Return the reader for a renderer."""
-        return PictureReader(self.place, self.read, self.find)
+        return PictureReader(self.place, self.read, self.find, self.mark)
+
+    @property
+    def mark(self) -> str:
+        """The text that marks a medium in a message, if the model reads such media."""
+        return AUDIO if self._hears else IMAGE
 
     @property
     def place(self) -> str:
         """The text that the chat template writes for a picture."""
-        return self._processor.image_token
+        return self._processor.audio_token if self._hears else self._processor.image_token
 
     def read(self, image: str) -> tuple[int, ...]:
         """Return the tokens in a picture's place, and remember the picture for the model."""
@@ -119,9 +140,13 @@ class Pictures:
 
     def _process(self, image: str) -> tuple[int, Media]:
         """Return a picture's id and media, from one call of the processor."""
-        number, picture = load_picture(image)
+        number, medium = load_picture(image)
+        files: dict[str, Any] = {"images": [medium]}
+        if self._hears:
+            files = {"audio": [medium], "sampling_rate": RATE}
+            self._check_length(len(medium))
         output = self._processor(
-            images=[picture], text=[self.place], add_special_tokens=False, return_tensors="pt"
+            **files, text=[self.place], add_special_tokens=False, return_tensors="pt"
         )
         ids = output["input_ids"][0].tolist()
         tokens = tuple(number if token == self._image_id else token for token in ids)
@@ -131,6 +156,14 @@ class Pictures:
         while sum(media.nbytes for media in self._newest.values()) > MOST_BYTES:
             self._newest.popitem(last=False)
         return number, media
+
+    def _check_length(self, samples: int) -> None:
+        longest = self._processor.feature_extractor.n_samples
+        if samples > longest:
+            raise ModelError(
+                f"{self._source} reads sounds of at most {longest / RATE:g} seconds, and one has "
+                f"{samples / RATE:.2f}; cut it"
+            )
 
     def _load(self, number: int) -> Media:
         """Return a picture's media by its id; ModelError if its file changed."""
@@ -201,6 +234,8 @@ def _join(pictures: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
 
 def choose_class(family: str) -> Any:
     """Return the class of transformers that loads a type of model, with its head."""
+    if family in SOUND_FAMILIES:
+        return AutoModelForSeq2SeqLM
     return AutoModelForImageTextToText if family in FAMILIES else AutoModelForCausalLM
 
 
@@ -217,7 +252,7 @@ def refuse_unknown_family(source: str, family: str) -> None:
 def reads_pictures(source: str) -> bool:
     """Return True if a folder or hub name has a model of a known family, and its processor."""
     settings, _ = PretrainedConfig.get_config_dict(source)
-    is_known = settings.get("model_type") in FAMILIES
+    is_known = settings.get("model_type") in FAMILIES | SOUND_FAMILIES
     return is_known and any(_find_file(source, name) for name in PROCESSOR_FILES)
 
 
@@ -238,22 +273,25 @@ def open_pictures(source: str, tokenizer: PreTrainedTokenizerBase) -> Pictures |
     if not reads_pictures(source):
         return None
     described, _ = PretrainedConfig.get_config_dict(source)
+    hears = described["model_type"] in SOUND_FAMILIES
     try:
         settings, _ = ProcessorMixin.get_processor_dict(source)
         template = settings.pop("chat_template", None)
-        pixels = AutoImageProcessor.from_pretrained(source)
-        processor = build_processor(described["model_type"], pixels, tokenizer, settings)
+        opener: Any = AutoFeatureExtractor if hears else AutoImageProcessor
+        reader = opener.from_pretrained(source)
+        processor = build_processor(described["model_type"], reader, tokenizer, settings)
     except (*UNREADABLE, ImportError, AttributeError) as error:
         raise ModelError(
-            f"{source}: its processor of pictures cannot be used ({shorten_error(error)}); copy "
+            f"{source}: its processor of pictures or sounds cannot be used ({shorten_error(error)}); copy "
             f"{PROCESSOR_FILES[0]} and {PROCESSOR_FILES[1]} of the model"
         ) from error
     if template is not None:
         tokenizer.chat_template = template
     marks = {key: mark for key, mark in described.items() if _PLACEHOLDER_KEY.fullmatch(key)}
-    image_id = int(marks.get("image_token_id") or marks["image_token_index"])
+    kind = "audio" if hears else "image"
+    image_id = int(marks.get(f"{kind}_token_id") or marks[f"{kind}_token_index"])
     banned = frozenset(mark for mark in marks.values() if isinstance(mark, int))
-    return Pictures(processor, image_id, banned, source)
+    return Pictures(processor, image_id, banned, source, hears)
 
 
 class _PicturesOnly(ProcessorMixin):
@@ -267,12 +305,12 @@ class _PicturesOnly(ProcessorMixin):
 
 
 def build_processor(
-    family: str, pixels: Any, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]
+    family: str, reader: Any, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]
 ) -> ProcessorMixin:
-    """Build the processor of a family from its processor of `pixels` and its tokenizer."""
-    base: Any = processor_class_from_name(FAMILIES[family])
+    """Build the processor of a family from its `reader` of pixels or samples and its tokenizer."""
+    base: Any = processor_class_from_name((FAMILIES | SOUND_FAMILIES)[family])
     processor: Any = type(base.__name__, (_PicturesOnly, base), {})
-    parts = {"image_processor": pixels, "tokenizer": tokenizer}
+    parts = {"image_processor": reader, "feature_extractor": reader, "tokenizer": tokenizer}
     arguments = [parts.get(name) for name in base.get_attributes()]
     return processor.from_args_and_dict(arguments, dict(settings))
 

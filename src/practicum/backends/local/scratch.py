@@ -10,21 +10,23 @@ import random
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from practicum.backends.local import scratch_speech, scratch_vision
 from practicum.backends.local.packing import pad_sequences
-from practicum.backends.local.pictures import FAMILIES, Pictures, choose_class, open_pictures
-from practicum.backends.local.scratch_vision import (
-    add_token,
-    describe_vision_model,
-    write_processor,
+from practicum.backends.local.pictures import (
+    SOUND_FAMILIES,
+    Pictures,
+    choose_class,
+    open_pictures,
 )
 from practicum.core.randomness import seed_of
 from practicum.core.waits import Wait, show_wait
@@ -40,6 +42,12 @@ from practicum.types import Message, Prompt
 
 MAX_TURNS = 256
 """The maximum number of turns in an expert's conversation for pretraining."""
+
+SENSES: Mapping[str, ModuleType] = {
+    "llava": scratch_vision,
+    **dict.fromkeys(SOUND_FAMILIES, scratch_speech),
+}
+"""The module with the part that reads pictures or sounds, by the architecture."""
 
 LOSSES = 10
 """The number of steps for the mean loss that can end pretraining."""
@@ -145,20 +153,20 @@ def build_scratch_model(
 ) -> None:
     """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
     tokenizer = TOKENIZERS[config.tokenizer](alphabet)
-    sees = config.architecture in FAMILIES
-    if sees:
-        add_token(tokenizer)
+    senses = SENSES.get(config.architecture)
+    if senses is not None:
+        senses.add_token(tokenizer)
     renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
     described = _build_config(config, tokenizer, min(renderer.stop_ids))
     described.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if sees:
-        write_processor(folder)
+    if senses is not None:
+        senses.write_processor(folder)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        model = choose_class(config.architecture).from_config(described)
+        model = choose_class(described.model_type).from_config(described)
         if config.pretrain.steps:
-            pictures = open_pictures(str(folder), tokenizer) if sees else None
+            pictures = None if senses is None else open_pictures(str(folder), tokenizer)
             _pretrain(model, renderer, config.pretrain, prompts, config.seed, pictures)
     model.save_pretrained(folder)
 
@@ -181,8 +189,8 @@ def _build_config(
         "eos_token_id": eos,
         "pad_token_id": 0,
     }
-    if config.architecture in FAMILIES:
-        return describe_vision_model(config, tokenizer, settings)
+    if config.architecture in SENSES:
+        return SENSES[config.architecture].describe_model(config, tokenizer, settings)
     is_gemma = config.architecture == "gemma3"
     kind = "gemma3_text" if is_gemma else config.architecture
     extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if is_gemma else {}

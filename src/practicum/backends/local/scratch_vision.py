@@ -35,7 +35,7 @@ def add_token(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = TEMPLATE
 
 
-def describe_vision_model(
+def describe_model(
     config: ScratchConfig, tokenizer: PreTrainedTokenizerBase, text: dict[str, Any]
 ) -> PretrainedConfig:
     """Return the config of a model of text and pictures with one layer for pictures, of the same width."""

@@ -1,0 +1,3 @@
+"""Squares of spoken digits, for X-OPD (arXiv 2603.24596)."""
+
+PARTS = {"tasks": ["spoken"]}
