@@ -50,9 +50,9 @@ def measure_reliance(folder: Path) -> dict[str, float]:
             for answer in answers
         ]
         logprobs = [signal.logprobs for signal in sampler.score(requests, Sampled())]
-        seen, unseen = (
+        with_pictures, without = (
             torch.cat([part for part in half if part is not None])
             for half in (logprobs[: len(answers)], logprobs[len(answers) :])
         )
-        write_json(path, {"reliance": (seen - unseen).mean().item()})
+        write_json(path, {"reliance": (with_pictures - without).mean().item()})
     return read_json(path)

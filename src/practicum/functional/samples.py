@@ -99,12 +99,10 @@ def ppl_softmax(
     return _softmax([value / temperature for value in signed], statistics.kept)
 
 
-@SAMPLE_WEIGHTS.enter(
-    "by the mean of log T - log R", "2605.21924", ("teacher_nll", "reference_nll")
-)
+@SAMPLE_WEIGHTS.enter("by the mean of log T - log R", "", ("teacher_nll", "reference_nll"))
 def by_context(statistics: SampleStatistics, temperature: float = 1.0) -> list[float]:
     """Return weights that sum to 1 over the kept completions, proportional to exp(g / `temperature`), g the mean of
-    log T - log R per token (VA-OPD, arXiv 2605.21924).
+    log T - log R per token.
 
     If the reference is the teacher without a part of its prompt, completions that depend on it count more.
     """
@@ -115,15 +113,15 @@ def by_context(statistics: SampleStatistics, temperature: float = 1.0) -> list[f
     return _softmax(scores, statistics.kept)
 
 
-def _softmax(scores: Sequence[float], kept: Sequence[bool]) -> list[float]:
-    """Return weights that sum to 1 over the kept completions, 0 for the others."""
-    chosen = [score for score, counts in zip(scores, kept, strict=True) if counts]
+def _softmax(scores: Sequence[float], mask: Sequence[bool]) -> list[float]:
+    """Return weights that sum to 1 over the completions of the mask, 0 for the others."""
+    chosen = [score for score, counts in zip(scores, mask, strict=True) if counts]
     if not chosen:
-        return [0.0] * len(kept)
+        return [0.0] * len(mask)
     top = max(chosen)
     total = sum(math.exp(score - top) for score in chosen)
     weights = iter(math.exp(score - top) / total for score in chosen)
-    return [next(weights) if counts else 0.0 for counts in kept]
+    return [next(weights) if counts else 0.0 for counts in mask]
 
 
 @SAMPLE_WEIGHTS.enter("a reward above the group's mean", "2606.04036", ("rewards",), by_reward=True)

@@ -323,14 +323,14 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
 
 @WEIGHTS.enter(
     "tokens of the largest log T - log R and the others apart",
-    "2605.21924",
+    "",
     ("rows", "teacher_logprobs", "reference_logprobs"),
 )
 def by_context(
     statistics: TokenStatistics, fraction: float = 0.2, share: float = 0.5
 ) -> Float[Tensor, " T"]:
     """Give `share` of a completion's weight to the `fraction` of its tokens with the largest log T - log R,
-    and the rest to its other tokens (VA-OPD, arXiv 2605.21924).
+    and the rest to its other tokens.
 
     If the reference is the teacher without a part of its prompt, such as a picture, these are the tokens
     that depend on this part. The weights of a completion sum to its number of tokens.

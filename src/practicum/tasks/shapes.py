@@ -52,9 +52,10 @@ def build(config: Config, context: TaskContext) -> Task:
     while len(scenes) < count:
         scene = _draw_scene(draw)
         scenes.setdefault(describe_scene(scene), scene)
-    drawn = list(scenes.values())
+    pictures = list(scenes.values())
     prompts = [
-        _build_prompt(config, scene, drawn[number - 1], draw) for number, scene in enumerate(drawn)
+        _build_prompt(config, scene, pictures[number - 1], draw)
+        for number, scene in enumerate(pictures)
     ]
     return PromptSet(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])
 
@@ -75,8 +76,8 @@ def draw_canvas(scene: Sequence[Shape]) -> str:
     canvas = Image.new("RGB", (CELLS * PIXELS, CELLS * PIXELS), "white")
     pen = ImageDraw.Draw(canvas)
     for colour, form, cell in scene:
-        left, top = cell % CELLS * PIXELS + 1, cell // CELLS * PIXELS + 1
-        box = (left, top, left + PIXELS - 3, top + PIXELS - 3)
+        x, y = cell % CELLS * PIXELS + 1, cell // CELLS * PIXELS + 1
+        box = (x, y, x + PIXELS - 3, y + PIXELS - 3)
         (pen.rectangle if form == "square" else pen.ellipse)(box, fill=COLOURS[colour])
     file = io.BytesIO()
     canvas.save(file, "PNG")
@@ -89,24 +90,24 @@ def _draw_scene(draw: random.Random) -> list[Shape]:
 
 
 def _build_prompt(
-    config: Config, scene: Sequence[Shape], other: Sequence[Shape], draw: random.Random
+    config: Config, scene: Sequence[Shape], neighbour: Sequence[Shape], draw: random.Random
 ) -> Prompt:
     question, answer = _ask(scene, draw)
     caption, picture = describe_scene(scene), draw_canvas(scene)
-    shown, images = f"{IMAGE}{question}", (picture,)
+    text, images = f"{IMAGE}{question}", (picture,)
     if config.shows == "caption":
-        shown, images = f"{caption}. {question}", ()
+        text, images = f"{caption}. {question}", ()
     elif config.shows == "blank":
         images = (draw_canvas([]),)
     return Prompt(
         f"{question} {caption}",
-        (Message("user", shown, images=images),),
+        (Message("user", text, images=images),),
         answer=answer,
         domain=question.split()[0],
         privileged={
             "caption": caption,
             "question": question,
-            TEACHER_IMAGES: json.dumps([draw_canvas(other)]),
+            TEACHER_IMAGES: json.dumps([draw_canvas(neighbour)]),
         },
     )
 
