@@ -218,6 +218,21 @@ def use_openenv() -> None:
     assert prompt.messages[0].content == "one"
 
 
+@uses("gymnasium", "gymnasium", "pillow")
+def use_gymnasium() -> None:
+    """Show a frame of an environment."""
+    from pathlib import Path
+
+    from practicum.pictures import load_picture
+    from practicum.ports import TaskContext
+    from practicum.tasks.gymnasium import Config, build
+
+    place = "practicum.methods.rpd.reach:practicum/Reach-v0"
+    config = Config(env=place, view="frame", train_size=1, heldout_size=0)
+    (prompt,) = build(config, TaskContext(0, Path())).train_prompts()
+    assert load_picture(prompt.messages[0].images[0])[1].size == (28, 28)
+
+
 @uses("quantization", "torchao")
 def use_quantization() -> None:
     """Train under teachers in 8 and in 4 bits."""
@@ -308,7 +323,16 @@ def use_peers() -> None:
 
 @uses(
     "dev",
-    *("beartype", "build", "furo", "hatch-fancy-pypi-readme", "hatchling", "httpx", "hypothesis"),
+    *(
+        "beartype",
+        "build",
+        "furo",
+        "gymnasium",
+        "hatch-fancy-pypi-readme",
+        "hatchling",
+        "httpx",
+        "hypothesis",
+    ),
     *(
         "import-linter",
         "ipykernel",

@@ -101,6 +101,7 @@ TASKS: dict[str, dict[str, Any]] = {
             "walker",
         )
     },
+    "gymnasium": {"env": "CartPole-v1"},
     "jsonl": {"path": "rows.jsonl", "heldout": 0, "verifier": "number"},
     "served": {"task": REVERSE},
     "shapes": {"train_size": 8},

@@ -51,6 +51,13 @@ class Asked(Task):
         return FunctionEpisode(lambda said: "dd" if len(said) == 1 else None)
 
 
+class Redirected(Asked):
+    """Ends any other beginning of a turn with two more letters d."""
+
+    def redirect(self, prompt: Prompt, turns: Sequence[str], begun: str) -> Mapping[str, float]:
+        return {f"{begun}dd": 1.0}
+
+
 def teacher(softness: float = SOFTNESS, **settings: Mapping[str, float]) -> ExpertTeacher:
     return ExpertTeacher(Asked(**settings), RENDERER, softness)
 
@@ -214,3 +221,17 @@ def test_it_knows_the_walk():
     (signal,) = expert.score([own], Sampled())
     assert signal.logprobs is not None
     torch.testing.assert_close(signal.logprobs.exp(), torch.tensor([0.96, 1.0]), atol=1e-4, rtol=0)
+
+
+def test_a_turn_that_began_as_no_candidate_ends_or_is_continued() -> None:
+    tokens = [D, A, D, B]
+    for task, expected in ((Asked(), [STOP] * 3), (Redirected(), [D, D, D])):
+        (signal,) = ExpertTeacher(task, RENDERER, SOFTNESS).score([rollout(tokens)], Full())
+        assert signal.hidden is not None and signal.head is not None
+        assert signal.head.logprobs(signal.hidden).argmax(-1).tolist()[1:] == expected
+    # After its own continuation, the expert wants the turn to end.
+    (signal,) = ExpertTeacher(Redirected(), RENDERER, SOFTNESS).score(
+        [rollout([D, D, D, STOP])], Full()
+    )
+    assert signal.hidden is not None and signal.head is not None
+    assert signal.head.logprobs(signal.hidden).argmax(-1).tolist()[1:] == [D, D, STOP]

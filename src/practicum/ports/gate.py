@@ -260,14 +260,21 @@ def count_valid_steps(task: Task, prompt: Prompt, steps: Sequence[str]) -> int |
     return 0 if rejections else count
 
 
-def ask_expert(task: Task, prompt: Prompt, turns: Sequence[str]) -> Mapping[str, float]:
-    """Return the expert's distribution over the next turn.
+def ask_expert(
+    task: Task, prompt: Prompt, turns: Sequence[str], begun: str | None = None
+) -> Mapping[str, float]:
+    """Return the expert's distribution over the next turn, or over turns that begin with `begun`.
 
     Raises VerifierError if it is not a distribution: no other value can replace the expert's.
     """
     where = f"the task's expert(), turn {len(turns) + 1} of prompt {excerpt(prompt.id)!r}"
     with collect_rejections() as rejections:
-        choices = call_foreign(where, lambda: task.expert(prompt, turns))
+        choices = call_foreign(
+            where,
+            lambda: (
+                task.expert(prompt, turns) if begun is None else task.redirect(prompt, turns, begun)
+            ),
+        )
         if isinstance(choices, Mapping) and choices:
             for text, probability in choices.items():
                 accept_text(text, f"{where}: a choice")

@@ -258,6 +258,18 @@ class Task:
         """
         raise NotImplementedError
 
+    def redirect(self, prompt: Prompt, turns: Sequence[str], begun: str) -> Mapping[str, float]:
+        """Return the expert's probabilities if the turn began as no text of `expert` does.
+
+        Each full text begins with `begun`. Without this method such a turn should end at once.
+        """
+        raise NotImplementedError
+
+    @property
+    def redirects(self) -> bool:
+        """Return True if the expert knows how to continue any beginning of a turn."""
+        return type(self).redirect is not Task.redirect
+
     @property
     def has_expert(self) -> bool:
         """Return True if the task knows the right turns."""

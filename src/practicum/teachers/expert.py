@@ -91,7 +91,7 @@ class ExpertTeacher(Teacher):
     """A teacher that asks the task for the text of each turn; see `practicum.ports.Teacher`.
 
     It reads the student's tokens (`renderer`). If a turn began differently from all candidates, the
-    expert wants it to end at once.
+    expert wants it to end at once, or continues it (`practicum.ports.Task.redirect`).
     """
 
     def __init__(
@@ -165,13 +165,14 @@ class ExpertTeacher(Teacher):
         return steps
 
     def list_candidates(
-        self, prompt: Prompt, turns: Sequence[str]
+        self, prompt: Prompt, turns: Sequence[str], begun: str | None = None
     ) -> list[tuple[tuple[int, ...], float]]:
         """Return the expert's candidates for the next turn as tokens, with the stop token.
 
-        TeacherError if their probabilities are no distribution.
+        With `begun` they are the candidates after this beginning. TeacherError if their
+        probabilities are no distribution.
         """
-        candidates = ask_expert(self.task, prompt, turns)
+        candidates = ask_expert(self.task, prompt, turns, begun)
         total = sum(candidates.values())
         if min(candidates.values(), default=-1) < 0 or abs(total - 1) > ROUNDING:
             raise TeacherError(
@@ -241,14 +242,22 @@ class _ExpertWalk:
         if self._to_skip:
             self._to_skip -= 1
             return
-        position = len(self._turn)
+        self._turn.append(token)
+        self._is_turn_over = token in self._teacher.renderer.stop_ids
+        self._keep_candidates()
+        if not self._candidates and not self._is_turn_over and self._teacher.task.redirects:
+            begun = self._teacher.renderer.decode(self._turn)
+            self._candidates = self._teacher.list_candidates(self._prompt, self._turns, begun)
+            self._keep_candidates()
+
+    def _keep_candidates(self) -> None:
+        """Keep the candidates that continue the turn so far."""
+        count = len(self._turn)
         self._candidates = [
             (tokens, probability)
             for tokens, probability in self._candidates
-            if tokens[position] == token and len(tokens) > position + 1
+            if list(tokens[:count]) == self._turn and len(tokens) > count
         ]
-        self._turn.append(token)
-        self._is_turn_over = token in self._teacher.renderer.stop_ids
 
     def _receive_reply(self) -> None:
         """Let the environment answer a finished turn; without an answer the conversation is over."""
