@@ -230,7 +230,7 @@ def use_gymnasium() -> None:
     place = "practicum.methods.rpd.reach:practicum/Reach-v0"
     config = Config(env=place, view="frame", train_size=1, heldout_size=0)
     (prompt,) = build(config, TaskContext(0, Path())).train_prompts()
-    assert load_picture(prompt.messages[0].images[0])[1].size == (28, 28)
+    assert load_picture(prompt.messages[0].images[0])[1].size == (32, 32)
 
 
 @uses("quantization", "torchao")

@@ -83,6 +83,14 @@ def is_picture(token: Any) -> Any:
     return token >= FIRST_PICTURE
 
 
+def fill_pictures(tokens: Any) -> Any:
+    """Return a tensor of ids with token 0 in place of pictures, to index a vocabulary with.
+
+    The pictures of an environment have no log-probability, and the number at them is not used.
+    """
+    return tokens.masked_fill(is_picture(tokens), 0)
+
+
 def identify(content: bytes) -> int:
     """Return the token that stands for a picture: 48 bits of the SHA-256 of its file.
 

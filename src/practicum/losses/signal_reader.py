@@ -12,6 +12,7 @@ from practicum.functional.chunked import chunks
 from practicum.functional.comparison import PAIR_MEASURES, TOP, Comparison, compare
 from practicum.losses.support import share_pair, share_support
 from practicum.objective.distribution import TeacherDistribution
+from practicum.pictures import fill_pictures
 from practicum.types import PooledSignal, TeacherSignal
 
 CHUNK = 128
@@ -104,6 +105,7 @@ def compare_signals(
     `practicum.functional.comparison`.
     """
     student, teacher = (signal.fetch() for signal in signals)
+    tokens = fill_pictures(tokens)
     # Without tokens there is one empty piece: the measures are then empty and not unknown.
     pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]
     pairs = (

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.history import History
+from practicum.pictures import is_picture
 from practicum.statistics import (
     Estimate,
     compare_turns,
@@ -89,7 +90,7 @@ class StepTokens:
             loss_mask=torch.cat([rollout.loss_mask for rollout in rollouts]),
             policy_logprobs=torch.cat([rollout.policy_logprobs for rollout in rollouts]),
             outputs=result.outputs,
-            is_repeated=mark_repeated_tokens(tokens, rows),
+            is_repeated=mark_repeated_tokens(tokens, rows) & ~is_picture(tokens),
         )
 
     @property

@@ -19,6 +19,7 @@ import torch
 from practicum.core.abandon import Cancelled
 from practicum.errors import DataError, PracticumError, VerifierError
 from practicum.foreign import describe_error, is_foreign
+from practicum.pictures import IMAGE, load_picture
 from practicum.ports import (
     Observation,
     Task,
@@ -340,7 +341,23 @@ def _accept_message(message: Any) -> Message | None:
             "type", "step() spoke in the role assistant, which is the student's; write user or tool"
         )
     name = None if message.name is None else accept_text(message.name, "Message.name")
-    return Message(role, content, name)
+    return Message(role, content, name, images=_accept_images(message, content))
+
+
+def _accept_images(message: Message, content: str) -> tuple[str, ...]:
+    """Return a message's pictures; raise Refused if one cannot be read, or has no place in the text."""
+    images = tuple(message.images)
+    if images and (message.role != "user" or content.count(IMAGE) != len(images)):
+        raise Refused(
+            "type",
+            f"Message.images has {len(images)} pictures; write {IMAGE} for each in a user's turn",
+        )
+    for image in images:
+        try:
+            load_picture(image)
+        except DataError as error:
+            raise Refused("type", f"Message.images: {error}") from error
+    return images
 
 
 def _accept_notes(notes: Any) -> dict[str, str]:

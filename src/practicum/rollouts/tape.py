@@ -105,7 +105,7 @@ class RolloutRow(BaseModel):
     text: str
     stop_reason: StopReason
     prompt_tokens: list[PromptTokenId]
-    tokens: list[TokenId]
+    tokens: list[PromptTokenId]
     loss_mask: list[bool]
     sampling_logprobs: list[float | None]
     policy_logprobs: list[float | None]

@@ -25,6 +25,7 @@ from practicum.functional import gather_logprobs
 from practicum.functional.head import TableHead
 from practicum.functional.truncation import sampling_logprobs
 from practicum.objective import Signal
+from practicum.pictures import fill_pictures
 from practicum.ports import (
     Capabilities,
     Episode,
@@ -141,7 +142,9 @@ class ExpertTeacher(Teacher):
         if not signal.sampled:
             return [TeacherSignal(hidden=states, head=head) for states in hidden]
         return [
-            TeacherSignal(logprobs=gather_logprobs(head.logprobs(states), rollout.tokens))
+            TeacherSignal(
+                logprobs=gather_logprobs(head.logprobs(states), fill_pictures(rollout.tokens))
+            )
             for rollout, states in zip(rollouts, hidden, strict=True)
         ]
 

@@ -73,13 +73,7 @@ class Renderer:
             *earlier, answer = messages
             return (*self.render(earlier), *self.encode_answer_text(answer.content))
         images = [image for message in messages for image in message.images]
-        readable = set() if self.pictures is None else {self.pictures.mark}
-        if not readable.issuperset(map(get_mark, images)):
-            raise ModelError(
-                f"{self._chat.name}: a prompt has pictures or sounds, and they are not read here; they need "
-                "backend: local without rollout.engine and without a drafter, and a model of them "
-                "with its processor; a teacher may see none (type: privileged, images: none)"
-            )
+        reader = self._find_reader(images) if images else None
         if not self._shows_question:
             raise ModelError(
                 f"{self._chat.name}: the chat template does not show the question; write another "
@@ -92,8 +86,8 @@ class Renderer:
         ]
         marker = self._chat.find_marker(turns)
         text = self._chat.write(turns, marker)
-        if self.pictures is not None and images:
-            return tuple(self._tokenize_around(text, marker, images, self.pictures))
+        if reader is not None:
+            return tuple(self._tokenize_around(text, marker, images, reader))
         return tuple(self._chat.tokenize(text.split(marker)))
 
     def _tokenize_around(
@@ -101,15 +95,30 @@ class Renderer:
     ) -> Iterator[int]:
         """Yield the tokens of a prompt's text, with pictures in the places that the template wrote."""
         pieces = text.split(reader.place)
-        if len(pieces) != len(images) + 1:
-            raise ModelError(
-                f"{self._chat.name}: the chat template shows {len(pieces) - 1} of {len(images)} pictures or sounds; "
-                f"write a `template:` with {reader.place} for each"
-            )
+        self._check_places(len(pieces) - 1, images, reader)
         yield from self._chat.tokenize(pieces[0].split(marker))
         for image, piece in zip(images, pieces[1:], strict=True):
             yield from reader.read(image)
             yield from self._chat.tokenize(piece.split(marker))
+
+    def _find_reader(self, images: Sequence[str]) -> PictureReader:
+        """Return the reader of pictures or sounds; ModelError if they are not read here."""
+        reader = self.pictures
+        if reader is None or {reader.mark} != set(map(get_mark, images)):
+            raise ModelError(
+                f"{self._chat.name}: a prompt has pictures or sounds, and they are not read here; they need "
+                "backend: local without rollout.engine and without a drafter, and a model of them "
+                "with its processor; a teacher may see none (type: privileged, images: none)"
+            )
+        return reader
+
+    def _check_places(self, count: int, images: Sequence[str], reader: PictureReader) -> None:
+        """Raise ModelError unless the template wrote one place for each picture."""
+        if count != len(images):
+            raise ModelError(
+                f"{self._chat.name}: the chat template shows {count} of {len(images)} pictures or sounds; "
+                f"write a `template:` with {reader.place} for each"
+            )
 
     def restore_tokens(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
         """Return the tokens of a conversation with stored answer tokens, up to the next answer.
@@ -254,11 +263,21 @@ class Renderer:
         """Return the tokens of a reply: from the student's stop token to its next turn.
 
         Control tokens in the messages stay text. Raises ModelError if the template shows no earlier
-        turns or refuses a message's role, or if a message has a picture.
+        turns or refuses a message's role, or if pictures are not read.
         """
-        if any(message.images for message in messages):
-            raise ModelError("a reply has pictures or sounds, which are read in prompts only")
-        return self._behind.encode_reply(messages)
+        images = [image for message in messages for image in message.images]
+        tokens = self._behind.encode_reply(messages)
+        if not images:
+            return tokens
+        reader = self._find_reader(images)
+        place = self.tokenizer.convert_tokens_to_ids(reader.place)
+        self._check_places(tokens.count(place), images, reader)
+        waiting = iter(images)
+        return tuple(
+            inner
+            for token in tokens
+            for inner in (reader.read(next(waiting)) if token == place else (token,))
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of plain text; control tokens in it stay text."""

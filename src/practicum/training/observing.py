@@ -10,6 +10,7 @@ import torch
 
 from practicum.core.randomness import seed_of
 from practicum.objective import Objective
+from practicum.pictures import is_picture
 from practicum.ports import Teacher, TrainingClient
 from practicum.types import Datum, ForwardResult
 
@@ -49,7 +50,9 @@ def _turn(datum: Datum, objective: Objective) -> Datum:
         return datum
     if (False, True) in views:
         mask = rollout.loss_mask & ((False, False) in views)
-        changed = replace(rollout, loss_mask=mask | rollout.mark_tokens_by("environment"))
+        # A picture is no token that a model could predict.
+        observed = rollout.mark_tokens_by("environment") & ~is_picture(rollout.tokens)
+        changed = replace(rollout, loss_mask=mask | observed)
     elif datum.context is None:
         changed = replace(rollout, loss_mask=torch.zeros_like(rollout.loss_mask))
     else:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,38 @@ def test_a_prompt_has_the_processors_tokens_and_the_models_own_logprobs(
         inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer])], dim=1)
         expected = model(**inputs).logits[0, -4:-1].log_softmax(-1)
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+
+
+def test_a_reply_with_pictures_continues_the_prompt_as_the_template_writes_both(
+    loaded: LoadedModel,
+) -> None:
+    renderer = loaded.renderer
+    prompt, answer, reply = TWO[:1], TWO[1], TWO[2]
+    stop = renderer.encode_answer(prompt, answer, 100)
+    tokens = (*renderer.render(prompt), *stop, *renderer.render_reply(reply))
+    assert tokens == renderer.render(TWO)
+    # The cached reply of a text with the same words has its own picture.
+    other = replace(reply, images=(WIDE, WIDE))
+    assert renderer.render_reply(other) != renderer.render_reply(reply)
+    written = Message("user", get_pictures(loaded).place)
+    assert not any(map(is_picture, renderer.render_reply(written)))
+
+
+@torch.no_grad()
+def test_a_continued_conversation_is_sampled_and_scored_as_its_whole_text(
+    loaded: LoadedModel,
+) -> None:
+    """After a reply with pictures, sampled tokens have the log-probabilities of one pass over the text."""
+    renderer, model = loaded.renderer, loaded.language_model
+    prompt = renderer.render(TWO[:1])
+    between = (*renderer.encode_answer(TWO[:1], TWO[1], 100), *renderer.render_reply(TWO[2]))
+    params = SamplingParams(max_new_tokens=4, stop_ids=frozenset())
+    sampler = LocalSampler(model)
+    (sample,) = sampler.sample([SampleRequest((*prompt, *between), 3)], params)
+    written = (*between, *sample.tokens.tolist())
+    (signal,) = sampler.score([ScoreRequest(prompt, written)], Sampled())
+    assert signal.logprobs is not None
+    torch.testing.assert_close(signal.logprobs[-4:], sample.policy_logprobs, atol=2e-4, rtol=0)
 
 
 def test_a_written_placeholder_is_text(loaded: LoadedModel) -> None:

@@ -170,7 +170,11 @@ class Pictures:
         if number in self._newest:
             self._newest.move_to_end(number)
             return self._newest[number]
-        image = _IMAGES[number]
+        image = _IMAGES.get(number)
+        if image is None:
+            raise ModelError(
+                "a stored text shows a picture of an environment, which is not stored; sample it again"
+            )
         again, media = self._process(image)
         if again != number:
             raise ModelError(f"picture {image[:60]!r} changed during the run; restore the file")

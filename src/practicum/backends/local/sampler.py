@@ -39,6 +39,7 @@ from practicum.core.waits import show_wait
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.objective import EVERY_SIGNAL, Signal
+from practicum.pictures import fill_pictures
 from practicum.ports import Capabilities, DecodeBatch, MixedRequest, SamplingClient, TokenRule
 from practicum.text import Check, stop_check
 from practicum.types import (
@@ -237,7 +238,7 @@ class LocalSampler(SamplingClient):
     def _compute_logprobs(
         self, head: Head, hidden: Float[Tensor, "T D"], tokens: Sequence[int]
     ) -> Float[Tensor, " T"]:
-        ids = torch.tensor(tokens, dtype=torch.long, device=hidden.device)
+        ids = fill_pictures(torch.tensor(tokens, dtype=torch.long, device=hidden.device))
         parts = [
             F.gather_logprobs(head.logprobs(hidden[part]), ids[part])
             for part in chunks(len(ids), self.chunk_tokens)

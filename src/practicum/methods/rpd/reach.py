@@ -19,7 +19,7 @@ STRIDE = 0.5
 NEAR = 0.25
 """The distance along each axis at which the camera is over the square."""
 
-SIDE, HALF = 28, 3
+SIDE, HALF = 32, 3
 """The pixels of a frame's side, and of a square from its middle to its edge."""
 
 
