@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 import torch
+from picture_files import draw_picture, write_url
 from test_scorers import CASES as SCORERS
 from test_scorers import write_rollouts
 from toy import toy_recipe
@@ -525,3 +526,18 @@ def test_a_run_in_an_odd_world_goes_on_and_counts(tmp_path: Path) -> None:
     rollouts = read_rows(folder / "rollouts.jsonl", shapes.ROLLOUT)
     kinds = Counter(kind for row in rollouts for kind in row.get("rejected", []))
     assert {f"rejected_{kind}": number for kind, number in kinds.items()} == counted
+
+
+def test_a_picture_of_an_environment_is_kept_or_ends_its_conversation() -> None:
+    picture = write_url(draw_picture(0))
+    good = Message("user", "a<image>b", images=(picture,))
+    assert accept_observation(Observation(good), 100).message == good
+    for message, words in (
+        (Message("user", "no place", images=(picture,)), "1 pictures; write <image> for each"),
+        (Message("tool", "<image>", images=(picture,)), "in a user's turn"),
+        (Message("user", "<image>", images=("data:image/png;base64,AAAA",)), "no picture that is"),
+        (Message("user", "<image>", images=("no/such/file.png",)), "cannot be read"),
+        (Message("user", "<image>", images=(7,)), "is a int, not a text"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(Refused, match=words):
+            accept_observation(Observation(message), 100)

@@ -332,6 +332,29 @@ def llm4teach(case: Case) -> Tensor:
     return case.token_mean(loss)
 
 
+def rpd(case: Case) -> Tensor:
+    """2503.05833: PPO's clip of the critic's advantages, plus a falling coefficient times the squared distance of two actions.
+
+    An action is a bin's middle, and the last 256 tokens are the bins. Before an action's value stands its kind: forward KL of
+    the distributions in which all bins are one. The critic and the entropy are those of the baseline PPO.
+    """
+    coefficient = linearly(case, 10.0, 0.1)
+    middles = torch.tensor([(2 * place + 1) / 256 - 1 for place in range(256)]).double()
+
+    def split(logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inside, outside = logprobs[-256:].exp(), logprobs[:-256].exp()
+        return outside, inside.sum(), (inside * middles).sum() / inside.sum()
+
+    def loss(token: Token) -> Tensor:
+        (others, bins, action), (others_T, bins_T, action_T) = split(token.S), split(token.T)
+        kind = (others_T * (others_T / others).log()).sum() + bins_T * (bins_T / bins).log()
+        distance = kind + 10 * bins_T * (action - action_T) ** 2
+        reward = clipped(ratio(token), token.advantage)
+        return reward + coefficient * distance - 0.001 * entropy(token)
+
+    return case.token_mean(loss)
+
+
 def vold(case: Case) -> Tensor:
     """2510.23497: GRPO and KL(S || T) on the same answers."""
 

@@ -44,6 +44,7 @@ STAGE_STEPS = 8
 """The steps of a pipeline's stages."""
 
 SPECIAL = {
+    "papers/rpd": {"rollout.max_new_tokens": 40},
     "papers/caopd": {"rollout.max_new_tokens": 24},
     "papers/gad": {"train.steps": 60},
     "papers/llm4teach": {"rollout.max_new_tokens": 60},

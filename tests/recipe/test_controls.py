@@ -54,7 +54,7 @@ def is_taught(recipe: Recipe) -> bool:
 
 
 def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
-    joined = "echo hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd scope sdpg skill-sd slime srpo vold"
+    joined = "echo hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd rpd scope sdpg skill-sd slime srpo vold"
     assert set(CONTROLS) >= {*(f"papers/{name}" for name in joined.split()), "teams/mimo_v2 mopd"}
     rewarded = {
         name
@@ -145,7 +145,8 @@ def test_a_teacher_that_says_what_the_student_says_adds_nothing_to_its_control(n
     )
     agreed = recipe.objective.model_copy(update={"losses": losses})
     for seed in range(3):
-        batch = random_batch(seed)
+        # More tokens than a paper's bins of actions.
+        batch = random_batch(seed, 300)
         # A target with a reference compares the teacher with it, so there the two agree.
         compares = any(term.target.name == "log_linear" for term in losses)
         teacher = batch.R if compares else batch.S

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from pydantic import ValidationError
-from toy import rows, toy_run
+from toy import assert_same_run, forked, rows, toy_run
 
 from practicum.errors import DataError
-from practicum.pictures import IMAGE, load_picture
+from practicum.pictures import IMAGE, is_picture, load_picture
 from practicum.ports import TaskContext
 from practicum.tasks.gymnasium import (
     BINS,
@@ -237,3 +237,46 @@ def test_a_run_acts_in_the_environment_and_learns_from_the_expert(tmp_path: Path
     recorded = rows(folder / "rollouts.jsonl")
     talked = [row for row in recorded if len(row.get("turns", ())) > 1]
     assert talked and all(0 <= row["reward"] <= 1 for row in recorded)
+
+
+FRAMES = {
+    "student": {
+        "model": {"architecture": "llava", "hidden_size": 16, "layers": 1, "heads": 2, "seed": 1}
+    },
+    "teacher": {"type": "expert"},
+    "task": {
+        "type": "gymnasium",
+        "env": "Line-v0",
+        "view": "frame",
+        "expert": f"{__name__}:act",
+        "reward": "last",
+        "reward_range": [-2.0, 0.0],
+        "train_size": 4,
+        "heldout_size": 2,
+        "turns": 3,
+    },
+    "objective": {
+        "losses": [
+            {"signal": "action(-257)", "divergence": "forward_kl"},
+            {"signal": "text", "divergence": "ce", "source": "environment", "coefficient": 0.1},
+        ]
+    },
+    "rollout.max_new_tokens": 160,
+    "train.steps": 4,
+}
+
+
+def test_a_student_sees_a_frame_in_each_turn_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    whole = toy_run(tmp_path, tmp_path / "whole", FRAMES).folder
+    recorded = rows(whole / "rollouts.jsonl")
+    answered = [row for row in recorded if IMAGE in "".join(t["text"] for t in row["turns"])]
+    assert answered
+    for row in answered:
+        pictures = [token for token in row["tokens"] if is_picture(token)]
+        assert len(pictures) == 16 * sum(turn["text"].count(IMAGE) for turn in row["turns"])
+        masked = zip(row["tokens"], row["loss_mask"], strict=True)
+        assert not any(is_learned for token, is_learned in masked if is_picture(token))
+    part = tmp_path / "part"
+    status = forked(lambda: toy_run(tmp_path, part, FRAMES), {"PRACTICUM_FAULT": "update:3"})
+    assert status == 137
+    assert_same_run(whole, toy_run(tmp_path, part, FRAMES, resume=True).folder)

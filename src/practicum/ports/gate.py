@@ -353,6 +353,8 @@ def _accept_images(message: Message, content: str) -> tuple[str, ...]:
             f"Message.images has {len(images)} pictures; write {IMAGE} for each in a user's turn",
         )
     for image in images:
+        if not isinstance(image, str):
+            raise Refused("type", f"a picture is a {type(image).__name__}, not a text")
         try:
             load_picture(image)
         except DataError as error:

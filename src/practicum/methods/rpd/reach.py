@@ -10,8 +10,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255,) * 3}
+COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255)}
 """The colours of the squares."""
+
+TABLE = (122, 116, 104)
+"""The colour of the table, the mean of the pictures that models of pictures are made for."""
 
 STRIDE = 0.5
 """The longest move along an axis in one turn; the table reaches from -1 to 1."""
@@ -19,14 +22,14 @@ STRIDE = 0.5
 NEAR = 0.25
 """The distance along each axis at which the camera is over the square."""
 
-SIDE, HALF = 32, 3
+SIDE, HALF = 32, 4
 """The pixels of a frame's side, and of a square from its middle to its edge."""
 
 
 class Reach(gymnasium.Env[Any, Any]):
-    """Squares on a table, `objects` in number; the reward is 1 once the camera is over the named one.
+    """At most `objects` squares on a table; the reward is 1 once the camera is over the named one.
 
-    With `noise` each action is moved by a normal number of this size. A `blank` frame is black. The
+    With `noise` each action is moved by a normal number of this size. A `blank` frame shows no square. The
     observation is the place of the named square as the camera sees it, in strides.
     """
 
@@ -50,9 +53,10 @@ class Reach(gymnasium.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Draw the squares at least `NEAR` apart, and the goal among them."""
         super().reset(seed=seed)
-        names = [str(name) for name in self.np_random.permutation(list(COLOURS))]
+        count = int(self.np_random.integers(1, self._objects + 1))
+        names = [str(name) for name in self.np_random.permutation(list(COLOURS))[:count]]
         self._squares = {}
-        for name in names[: self._objects]:
+        for name in names:
             while True:
                 place = self.np_random.uniform(-0.9, 0.9, 2)
                 others = [np.abs(place - other).max() for other in self._squares.values()]
@@ -71,9 +75,10 @@ class Reach(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Return the frame [SIDE, SIDE, 3]; a square outside is drawn at the edge."""
-        frame = np.zeros((SIDE, SIDE, 3), np.uint8)
+        frame = np.full((SIDE, SIDE, 3), TABLE, np.uint8)
+        # In the order of the names: the order in which they were drawn tells the goal.
         squares = {} if self._blank else self._squares
-        for name, place in squares.items():
+        for name, place in sorted(squares.items(), key=lambda item: item[0]):
             middle = np.clip((place + 1) / 2 * SIDE, HALF, SIDE - HALF).round().astype(int)
             (left, top), (right, bottom) = middle - HALF, middle + HALF
             frame[top:bottom, left:right] = COLOURS[name]
