@@ -54,8 +54,8 @@ class Asked(Task):
 class Redirected(Asked):
     """Ends any other beginning of a turn with two more letters d."""
 
-    def redirect(self, prompt: Prompt, turns: Sequence[str], begun: str) -> Mapping[str, float]:
-        return {f"{begun}dd": 1.0}
+    def redirect(self, prompt: Prompt, turns: Sequence[str], start: str) -> Mapping[str, float]:
+        return {f"{start}dd": 1.0}
 
 
 def teacher(softness: float = SOFTNESS, **settings: Mapping[str, float]) -> ExpertTeacher:

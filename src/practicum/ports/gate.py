@@ -262,9 +262,9 @@ def count_valid_steps(task: Task, prompt: Prompt, steps: Sequence[str]) -> int |
 
 
 def ask_expert(
-    task: Task, prompt: Prompt, turns: Sequence[str], begun: str | None = None
+    task: Task, prompt: Prompt, turns: Sequence[str], start: str | None = None
 ) -> Mapping[str, float]:
-    """Return the expert's distribution over the next turn, or over turns that begin with `begun`.
+    """Return the expert's distribution over the next turn, or over turns that begin with `start`.
 
     Raises VerifierError if it is not a distribution: no other value can replace the expert's.
     """
@@ -273,7 +273,7 @@ def ask_expert(
         choices = call_foreign(
             where,
             lambda: (
-                task.expert(prompt, turns) if begun is None else task.redirect(prompt, turns, begun)
+                task.expert(prompt, turns) if start is None else task.redirect(prompt, turns, start)
             ),
         )
         if isinstance(choices, Mapping) and choices:

@@ -258,10 +258,10 @@ class Task:
         """
         raise NotImplementedError
 
-    def redirect(self, prompt: Prompt, turns: Sequence[str], begun: str) -> Mapping[str, float]:
+    def redirect(self, prompt: Prompt, turns: Sequence[str], start: str) -> Mapping[str, float]:
         """Return the expert's probabilities if the turn began as no text of `expert` does.
 
-        Each full text begins with `begun`. Without this method such a turn should end at once.
+        Each full text begins with `start`. Without this method such a turn should end at once.
         """
         raise NotImplementedError
 

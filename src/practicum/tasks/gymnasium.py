@@ -271,14 +271,14 @@ class Gymnasium(Task):
         draw = random.Random(seed_of(self.seeds[prompt.id], "slip", len(turns)))
         chances = {best: 1 - slip}
         for _ in range(SLIPS):
-            other = "".join(draw.choices(self.actions.letters, k=self.actions.length))
-            chances[other] = chances.get(other, 0.0) + slip / SLIPS
+            text = "".join(draw.choices(self.actions.letters, k=self.actions.length))
+            chances[text] = chances.get(text, 0.0) + slip / SLIPS
         return chances
 
-    def redirect(self, prompt: Prompt, turns: Sequence[str], begun: str) -> Mapping[str, float]:
+    def redirect(self, prompt: Prompt, turns: Sequence[str], start: str) -> Mapping[str, float]:
         """Return the best action with the student's own first numbers: dimensions are independent."""
         best = self.label(prompt.id, tuple(turns))
-        return {begun + best[len(begun) :]: 1.0}
+        return {start + best[len(start) :]: 1.0}
 
     def _label(self, name: str, turns: tuple[str, ...]) -> str:
         """Return the text of the best action after some turns, which are played again."""

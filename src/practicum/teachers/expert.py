@@ -168,14 +168,14 @@ class ExpertTeacher(Teacher):
         return steps
 
     def list_candidates(
-        self, prompt: Prompt, turns: Sequence[str], begun: str | None = None
+        self, prompt: Prompt, turns: Sequence[str], start: str | None = None
     ) -> list[tuple[tuple[int, ...], float]]:
         """Return the expert's candidates for the next turn as tokens, with the stop token.
 
-        With `begun` they are the candidates after this beginning. TeacherError if their
+        With `start` they are the candidates after this beginning. TeacherError if their
         probabilities are no distribution.
         """
-        candidates = ask_expert(self.task, prompt, turns, begun)
+        candidates = ask_expert(self.task, prompt, turns, start)
         total = sum(candidates.values())
         if min(candidates.values(), default=-1) < 0 or abs(total - 1) > ROUNDING:
             raise TeacherError(
@@ -249,8 +249,8 @@ class _ExpertWalk:
         self._is_turn_over = token in self._teacher.renderer.stop_ids
         self._keep_candidates()
         if not self._candidates and not self._is_turn_over and self._teacher.task.redirects:
-            begun = self._teacher.renderer.decode(self._turn)
-            self._candidates = self._teacher.list_candidates(self._prompt, self._turns, begun)
+            start = self._teacher.renderer.decode(self._turn)
+            self._candidates = self._teacher.list_candidates(self._prompt, self._turns, start)
             self._keep_candidates()
 
     def _keep_candidates(self) -> None:

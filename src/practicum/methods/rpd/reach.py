@@ -59,8 +59,9 @@ class Reach(gymnasium.Env[Any, Any]):
         for name in names:
             while True:
                 place = self.np_random.uniform(-0.9, 0.9, 2)
-                others = [np.abs(place - other).max() for other in self._squares.values()]
-                if np.abs(place).max() > NEAR and min(others, default=1.0) > NEAR:
+                # The camera, and the squares so far.
+                middles = [np.zeros(2), *self._squares.values()]
+                if min(np.abs(place - square).max() for square in middles) > NEAR:
                     break
             self._squares[name] = place
         self._goal = names[0]
@@ -80,8 +81,8 @@ class Reach(gymnasium.Env[Any, Any]):
         squares = {} if self._blank else self._squares
         for name, place in sorted(squares.items(), key=lambda item: item[0]):
             middle = np.clip((place + 1) / 2 * SIDE, HALF, SIDE - HALF).round().astype(int)
-            (left, top), (right, bottom) = middle - HALF, middle + HALF
-            frame[top:bottom, left:right] = COLOURS[name]
+            (x0, y0), (x1, y1) = middle - HALF, middle + HALF
+            frame[y0:y1, x0:x1] = COLOURS[name]
         return frame
 
     def find_best(self) -> Any:
