@@ -2,6 +2,7 @@
 
 import torch
 
+from practicum.pictures import is_picture
 from practicum.runs.check_outcome import CheckOutcome, Status, skip_check
 from practicum.statistics import (
     calibration_error,
@@ -137,7 +138,8 @@ def is_looping(rollout: Rollout) -> bool:
 
     The n-gram has up to 8 tokens, and the repetition at least 16.
     """
-    tokens = rollout.tokens.tolist()
+    # A picture of an environment is many equal tokens.
+    tokens = [token for token in rollout.tokens.tolist() if not is_picture(token)]
     least = max(MIN_LOOP_TOKENS, len(tokens) / 2)
     return is_degenerate(rollout.text) or longest_run(tokens) >= least
 
