@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 LONGER_SIDE = 160
 """The pixels of a small copy's longer side, at most."""
 
+MOST_COPIES = 5000
+"""The number of small copies of a run, because an environment may draw a picture in every turn."""
+
 
 class Thumbnails:
     """The small copies of one run; each is written when a rollout first has its picture."""
@@ -43,7 +46,11 @@ class Thumbnails:
         for rollout in rollouts:
             tokens = {*rollout.prompt_tokens, *rollout.tokens.tolist()}
             for number in sorted(set(filter(is_picture, tokens)) - self._known):
+                if len(self._known) == MOST_COPIES:
+                    return
                 self._known.add(number)
+                if len(self._known) == MOST_COPIES:
+                    log.info(f"the first {MOST_COPIES} pictures have small copies for the page")
                 image = self._reader.find(number)
                 # A stored text may have the numbers of an earlier run's pictures.
                 if image is not None and not is_sound(image):

@@ -1,7 +1,7 @@
 """A Gymnasium environment as a conversation: each observation is a turn, and each reply an action.
 
 An action of a `Discrete` space is a letter. One of a `Box` has a token for each dimension, one of
-`bins` equal parts of its range, as vision-language-action models write it (OpenVLA 2406.09246).
+`bins` equal parts of its range, as vision-language-action models write it.
 """
 
 import base64

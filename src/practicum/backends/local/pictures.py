@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -55,6 +55,8 @@ SOUND_FAMILIES = {
 }
 """The same for sounds."""
 
+K, V = TypeVar("K"), TypeVar("V")
+
 PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -64,11 +66,40 @@ PROCESSOR_FILES = (
 MOST_BYTES = 1 << 28
 """The bytes of the newest pictures' tensors that are kept; others are computed again."""
 
+MOST_TEXT = 1 << 30
+"""The bytes of the newest paths and `data:` URLs of pictures that are kept; a run's frames may be many."""
+
 _PLACEHOLDER_KEY = re.compile(r"(image|video|vision|boi|eoi|audio)\w*_(id|index)")
-_IMAGES: dict[int, str] = {}
-"""The pictures that renderers of this process have read, by their ids: several models may read one text."""
 
 _NOT_MEDIA = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+
+
+class NewestEntries(Generic[K, V]):
+    """A mapping that keeps the newest entries of together at most `most_bytes`; reading one makes it newer."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._most_bytes, self._nbytes = most_bytes, 0
+
+    def get(self, key: K) -> V | None:
+        """Return an entry, or None if it is not kept."""
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key][0]
+
+    def put(self, key: K, entry: V, nbytes: int) -> None:
+        """Add or replace an entry of this size."""
+        _, former = self._entries.pop(key, (None, 0))
+        self._entries[key] = entry, nbytes
+        self._nbytes += nbytes - former
+        while self._nbytes > self._most_bytes:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self._nbytes -= dropped
+
+
+_IMAGES = NewestEntries[int, str](MOST_TEXT)
+"""The pictures that renderers of this process have read, by their ids: several models may read one text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,8 +140,8 @@ class Pictures:
         self._processor: Any = processor
         self._source = source
         self._image_id = image_id
-        self._tokens: dict[str, tuple[int, ...]] = {}
-        self._newest: OrderedDict[int, Media] = OrderedDict()
+        self._tokens = NewestEntries[str, tuple[int, ...]](MOST_TEXT)
+        self._newest = NewestEntries[int, Media](MOST_BYTES)
 
     def open_reader(self) -> PictureReader:
         """Return the reader for a renderer."""
@@ -128,11 +159,12 @@ class Pictures:
 
     def read(self, image: str) -> tuple[int, ...]:
         """Return the tokens in a picture's place, and remember the picture for the model."""
-        if image not in self._tokens:
-            number, media = self._process(image)
-            _IMAGES[number] = image
-            self._tokens[image] = media.tokens
-        return self._tokens[image]
+        tokens = self._tokens.get(image)
+        if tokens is None:
+            tokens = self._process(image)[1].tokens
+            self._tokens.put(image, tokens, len(image) + 8 * len(tokens))
+        _IMAGES.put(next(filter(is_picture, tokens)), image, len(image))
+        return tokens
 
     def find(self, number: int) -> str | None:
         """Return the picture of an id; None if no renderer of this process has read it."""
@@ -152,9 +184,7 @@ class Pictures:
         tokens = tuple(number if token == self._image_id else token for token in ids)
         tensors = {name: tensor for name, tensor in output.items() if name not in _NOT_MEDIA}
         media = Media(tokens, tokens.count(number), tensors)
-        self._newest[number] = media
-        while sum(media.nbytes for media in self._newest.values()) > MOST_BYTES:
-            self._newest.popitem(last=False)
+        self._newest.put(number, media, media.nbytes)
         return number, media
 
     def _check_length(self, samples: int) -> None:
@@ -167,13 +197,13 @@ class Pictures:
 
     def _load(self, number: int) -> Media:
         """Return a picture's media by its id; ModelError if its file changed."""
-        if number in self._newest:
-            self._newest.move_to_end(number)
-            return self._newest[number]
+        media = self._newest.get(number)
+        if media is not None:
+            return media
         image = _IMAGES.get(number)
         if image is None:
             raise ModelError(
-                "a stored text shows a picture of an environment, which is not stored; sample it again"
+                "a text shows a picture of an environment that is not kept; sample it again"
             )
         again, media = self._process(image)
         if again != number:
