@@ -149,6 +149,7 @@ class TaskSection(TypedDict, total=False):
             "calculator",
             "datasets",
             "frozen_lake",
+            "gymnasium",
             "jsonl",
             "memos",
             "mixture",
@@ -199,6 +200,13 @@ class TaskSection(TypedDict, total=False):
     slip: float
     size: int
     slippery: bool
+    env: str
+    kwargs: Mapping[str, Any]
+    view: Literal["state", "frame"]
+    bins: int
+    instruction: str | None
+    expert: str | None
+    reward: Literal["last", "sum"]
     max_row_bytes: int
     train: Sequence[Literal["memos", "instructions"]] | Sequence[str] | None
     memos: int
@@ -209,7 +217,6 @@ class TaskSection(TypedDict, total=False):
     action: str
     observation: str
     reset: Mapping[str, Any]
-    reward: Literal["last", "sum"]
     seconds: float
     run: Mapping[str, Any]
     task: str | Mapping[str, Any]
@@ -249,8 +256,6 @@ class TaskSection(TypedDict, total=False):
     settings: Mapping[str, Any]
     harness: str | None
     runs_code_here: bool
-    noise: float
-    spread: int
 
 
 class RolloutSection(TypedDict, total=False):
