@@ -55,7 +55,8 @@ SOUND_FAMILIES = {
 }
 """The same for sounds."""
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 PROCESSOR_FILES = (
     "preprocessor_config.json",
