@@ -167,7 +167,7 @@ WRONG = [
     (
         {"signal": "samples"},
         r"no signal named 'samples'; did you mean 'sampled'\? known: "
-        "chunks, dual_space, entropy, full, hybrid, logits, mc, pair, projected, sampled, score, skewed, sorted, "
+        "action, chunks, dual_space, entropy, full, hybrid, logits, mc, pair, projected, sampled, score, skewed, sorted, "
         "span_token, text, topk, unlikely",
     ),
     ({"signal": {"type": "top"}}, r"no signal named 'top'; did you mean 'topk'\?"),

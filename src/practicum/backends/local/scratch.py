@@ -158,9 +158,9 @@ def build_scratch_model(
         senses.add_token(tokenizer)
     renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
     described = _build_config(config, tokenizer, min(renderer.stop_ids))
-    described.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     if senses is not None:
+        # Pretraining reads pictures and sounds by the processor in the folder.
+        described.save_pretrained(folder)
         senses.write_processor(folder)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
@@ -169,6 +169,7 @@ def build_scratch_model(
             pictures = None if senses is None else open_pictures(str(folder), tokenizer)
             _pretrain(model, renderer, config.pretrain, prompts, config.seed, pictures)
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _build_config(
