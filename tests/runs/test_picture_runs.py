@@ -135,6 +135,25 @@ def test_a_teacher_of_the_same_weights_differs_by_its_picture(
     assert curve(folder, "reverse_kl")[0] > 1e-4
 
 
+@pytest.mark.parametrize("images", [None, "none"])
+def test_the_gap_of_a_context_is_zero_without_a_difference(
+    models: Path, tmp_path: Path, images: str | None
+) -> None:
+    teacher = {"type": "self", "weights": "frozen"}
+    reference = (
+        teacher if images is None else {"type": "privileged", "teacher": teacher, "images": images}
+    )
+    changes = settings(
+        models,
+        teacher=teacher,
+        reference=reference,
+        objective={"signal": "full", "divergence": "forward_kl", "weights": "by_context(0.5)"},
+        **{"train.steps": 1, "evaluation": {"prompts": 0}},
+    )
+    [gap] = curve(toy_run(models, tmp_path, changes).folder, "context_gap")
+    assert gap == pytest.approx(0, abs=1e-6) if images is None else abs(gap) > 1e-4
+
+
 def test_a_model_of_text_refuses_pictures_before_the_first_step(
     models: Path, tmp_path: Path
 ) -> None:

@@ -114,7 +114,7 @@ def by_context(statistics: SampleStatistics, temperature: float = 1.0) -> list[f
 
 
 def _softmax(scores: Sequence[float], mask: Sequence[bool]) -> list[float]:
-    """Return weights that sum to 1 over the completions of the mask, 0 for the others."""
+    """Return weights that sum to 1 over the completions of the mask, and 0 outside it."""
     chosen = [score for score, counts in zip(scores, mask, strict=True) if counts]
     if not chosen:
         return [0.0] * len(mask)

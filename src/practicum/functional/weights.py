@@ -322,7 +322,7 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
 
 
 @WEIGHTS.enter(
-    "tokens of the largest log T - log R and the others apart",
+    "tokens of the largest log T - log R, averaged apart from the rest",
     "",
     ("rows", "teacher_logprobs", "reference_logprobs"),
 )
@@ -332,8 +332,8 @@ def by_context(
     """Give `share` of a completion's weight to the `fraction` of its tokens with the largest log T - log R,
     and the rest to its other tokens.
 
-    If the reference is the teacher without a part of its prompt, such as a picture, these are the tokens
-    that depend on this part. The weights of a completion sum to its number of tokens.
+    If the reference is the teacher without a part of its prompt, such as a picture, the first group depends
+    most on this part. The weights of a completion sum to its number of tokens.
     """
     if not 0.0 < share < 1.0:
         raise ValueError(f"by_context: share must be in (0, 1), got {share}")

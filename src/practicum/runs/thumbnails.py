@@ -19,7 +19,7 @@ from practicum.pictures import (
     load_bytes,
     open_picture,
 )
-from practicum.run_dir import write_bytes
+from practicum.run_dir import prepare_folder, write_bytes
 from practicum.types import Rollout
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ class Thumbnails:
             content = load_bytes(image)
             path = self._folder / f"{hashlib.sha256(content).hexdigest()}.jpg"
             if identify(content) == number and not path.is_file():
-                self._folder.mkdir(exist_ok=True)
+                if not self._folder.is_dir():
+                    prepare_folder(self._folder)
                 write_bytes(path, _shrink(content))
         except DataError as error:
             log.warning(f"the page shows no copy of a picture: {error}")

@@ -4,7 +4,6 @@ An action of a `Discrete` space is a letter. One of a `Box` has a token for each
 `bins` equal parts of its range, as vision-language-action models write it.
 """
 
-import base64
 import io
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from pydantic import Field, JsonValue, model_validator
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError, suggest_install
 from practicum.foreign import is_external, load_object
-from practicum.pictures import IMAGE, hide_places
+from practicum.pictures import IMAGE, encode_bytes, hide_places
 from practicum.ports import Episode, Observation, Task, TaskConfig, TaskContext
 from practicum.text.safe import excerpt
 from practicum.types import Message, Prompt, Rollout
@@ -310,7 +309,7 @@ def _encode_frame(frame: Any) -> str:
         raise DataError(f"task.view: frame needs pillow; {suggest_install('gymnasium')}") from error
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return encode_bytes(buffer.getvalue())
 
 
 def build(config: Config, context: TaskContext) -> Task:

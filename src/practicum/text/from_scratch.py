@@ -19,6 +19,24 @@ TEMPLATE = (
 )
 
 
+MEDIA_TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message['role'] + '>' }}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{{ part['text'] if part['type'] == 'text' else 'TOKEN' }}"
+    "{% endfor %}{% endif %}{% if message['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+"""The chat template of a model that also reads pictures or sounds, with `TOKEN` for each."""
+
+
+def add_media_token(tokenizer: "PreTrainedTokenizerFast", token: str) -> None:
+    """Add the token of a picture or a sound to a tokenizer, with a template that writes it."""
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": [token]}, replace_extra_special_tokens=False
+    )
+    tokenizer.chat_template = MEDIA_TEMPLATE.replace("TOKEN", token)
+
+
 def build_character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     """Return a tokenizer with seven control tokens, then one token for each character.
 

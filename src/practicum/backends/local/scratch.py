@@ -37,6 +37,7 @@ from practicum.ports import (
 )
 from practicum.rollouts.fields import list_prompt_fields
 from practicum.text import TOKENIZERS, Renderer, collect_stop_ids
+from practicum.text.from_scratch import add_media_token
 from practicum.text.placeholders import fill_placeholders, list_placeholders
 from practicum.types import Message, Prompt
 
@@ -155,7 +156,7 @@ def build_scratch_model(
     tokenizer = TOKENIZERS[config.tokenizer](alphabet)
     senses = SENSES.get(config.architecture)
     if senses is not None:
-        senses.add_token(tokenizer)
+        add_media_token(tokenizer, senses.TOKEN)
     renderer = Renderer(tokenizer, template=template, stop_ids=collect_stop_ids(tokenizer, None))
     described = _build_config(config, tokenizer, min(renderer.stop_ids))
     if senses is not None:

@@ -21,22 +21,6 @@ BANDS = 16
 SECONDS = 1
 """The longest sound."""
 
-TEMPLATE = (
-    "{% for message in messages %}{{ '<' + message['role'] + '>' }}{% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    f"{{{{ '{TOKEN}' if part['type'] == 'audio' else part['text'] }}}}"
-    "{% endfor %}{% endif %}{% if message['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
-)
-
-
-def add_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add the token of sounds to a tokenizer, with a template that writes it."""
-    tokenizer.add_special_tokens(
-        {"extra_special_tokens": [TOKEN]}, replace_extra_special_tokens=False
-    )
-    tokenizer.chat_template = TEMPLATE
-
 
 def describe_model(
     config: ScratchConfig, tokenizer: PreTrainedTokenizerBase, text: dict[str, Any]

@@ -32,9 +32,7 @@ class Config(TaskConfig):
         le=0.5,
         description="standard deviation of the noise; the amplitude of a tone is 0.1 to 0.2",
     )
-    silent: bool = Field(
-        default=False, description="silence instead of the sounds: the control of what is heard"
-    )
+    silent: bool = Field(default=False, description="silence instead of the sounds, as a control")
     train_size: int = Field(default=512, ge=1, description="sounds to train on")
     heldout_size: int = Field(default=128, ge=0, description="other sounds of the same digits")
 
