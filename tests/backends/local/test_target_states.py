@@ -55,10 +55,11 @@ def test_stored_states_change_no_bit_and_save_all_calls_of_the_target(
 ) -> None:
     target = convert(make_target(), dtype)
     plain, calls = learn(target, None)
-    stored, fewer = learn(target, tmp_path / "states")
+    stored, _ = learn(target, tmp_path / "states")
     again, last = learn(target, tmp_path / "states")
     assert len(list((tmp_path / "states").iterdir())) == 3
-    assert calls > fewer > last == 1, "one call compares the folder with the target"
+    assert calls == 3, "teacher and update share the states of each text in memory"
+    assert last == 1, "one call compares the folder with the target"
     for name, weight in plain.items():
         assert weight.equal(stored[name]) and weight.equal(again[name]), name
 

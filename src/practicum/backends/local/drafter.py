@@ -191,6 +191,8 @@ class DrafterTrainer(LocalTrainer):
             tokens=torch.searchsorted(ids, part.tokens.tokens[piece]).clamp(max=len(ids) - 1),
             policy_logprobs=torch.full_like(part.tokens.policy_logprobs[piece], torch.nan),
         )
+        # Not renormalised: the target's tokens outside the vocabulary are never accepted.
+        possible = target[:, ids].exp()
         recorded, totals = list[TermValues](), list[Tensor]()
         for depth, hidden in enumerate(unrolled.hidden):
             has_state = unrolled.learns[depth][piece]
@@ -201,8 +203,7 @@ class DrafterTrainer(LocalTrainer):
             coefficients = compute_all_coefficients(objective.tokens, chunk.values, batch)
             distributions = chunk.get_distributions(torch.arange(len(has_state)))
             assert distributions is not None, "the target's whole distribution is here"
-            # Not renormalised: the target's tokens outside the vocabulary are never accepted.
-            accepted = torch.minimum(distributions[0].exp(), target[:, ids].exp()).sum(dim=-1)
+            accepted = torch.minimum(distributions[0].exp(), possible).sum(dim=-1)
             records.add(f"drafter/acceptance_{depth}", accepted, has_state)
             if depth == 0:
                 measure(records, chunk.values, batch, signal, objective)

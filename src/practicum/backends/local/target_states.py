@@ -50,20 +50,15 @@ class TargetStates:
         self._recent: dict[str, Tensor] = {}
         self._bytes = 0
 
-    def __contains__(self, text: Sequence[int]) -> bool:
-        return _name_text(text) in self._files
-
-    def read(self, text: Sequence[int]) -> Float[Tensor, "L N D"]:
-        """Return the states of each token, from the folder if it has them."""
+    def read(self, text: Sequence[int], *, stores: bool = True) -> Float[Tensor, "L N D"]:
+        """Return the states of each token; if it `stores`, the folder has them afterwards."""
         name = _name_text(text)
         if (path := self._files.get(name)) is not None:
             return self._load(path)[1].to(self._model.device)
-        if (recent := self._recent.get(name)) is not None:
-            return recent
-        states = self._compute(text)
-        if self._folder is None:
+        if (states := self._recent.get(name)) is None:
+            states = self._compute(text)
             self._keep(name, states)
-        else:
+        if stores and self._folder is not None:
             path = self._folder / f"{name}.safetensors"
             with name_when_complete(path) as staging:
                 tensors = {"token_ids": torch.tensor(text), "hidden_states": states.cpu()}
@@ -132,7 +127,7 @@ class TargetStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftTeacher(LocalSelfTeacher):
-    """The target as the teacher of its drafter; it reads no text with stored states."""
+    """The target as the teacher of its drafter: both read the same states, computed once."""
 
     states: TargetStates
 
@@ -141,11 +136,10 @@ class DraftTeacher(LocalSelfTeacher):
         requests = [replace(request, states=self._recall(request)) for request in requests]
         return super(DraftTeacher, self).score(requests, signal)
 
-    def _recall(self, request: ScoreRequest) -> TextStates | None:
+    def _recall(self, request: ScoreRequest) -> TextStates:
         text, start = (*request.prompt_tokens, *request.tokens), len(request.prompt_tokens) - 1
-        if text not in self.states:
-            return request.states
-        hidden = self.states.finish(self.states.read(text)[start : len(text) - 1])
+        states = self.states.read(text, stores=False)[start : len(text) - 1]
+        hidden = self.states.finish(states)
         return TextStates(text, *identify_weights(self.language_model), hidden, None)
 
 
