@@ -120,9 +120,11 @@ def load_bytes(image: str) -> bytes:
     kind, mime = ("sound", "audio") if is_sound(image) else ("picture", "image")
     image = image.removeprefix(SOUND)
     match = _DATA_URL.match(image)
+    # The end of a path tells more than its start.
+    name = image[:60] if match else image[-200:]
     if match is None and (scheme := _SCHEME.match(image)):
         raise DataError(
-            f"{kind} {image[:60]!r}: {scheme[0]} is not read, only files and "
+            f"{kind} {name!r}: {scheme[0]} is not read, only files and "
             f"data:{mime}/...;base64, texts; download the {kind} and give its path"
         )
     try:
@@ -134,11 +136,11 @@ def load_bytes(image: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = "is not base64" if isinstance(error, binascii.Error) else "cannot be read"
         raise DataError(
-            f"{kind} {image[:60]!r} {reason} ({error}); paths start at the folder of the rows' file"
+            f"{kind} {name!r} {reason} ({error}); paths start at the folder of the rows' file"
         ) from None
     if not content or len(content) > MOST_BYTES:
         raise DataError(
-            f"{kind} {image[:60]!r} is empty or has over {MOST_BYTES >> 20} MiB; save it smaller"
+            f"{kind} {name!r} is empty or has over {MOST_BYTES >> 20} MiB; save it smaller"
         )
     return content
 

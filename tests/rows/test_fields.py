@@ -355,11 +355,11 @@ def test_a_broken_wrapper_is_refused(folder: Folder, text: str, message: str) ->
 
 VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"prompt": "p", "videos": [{"bytes": "x"}]}, "the column videos is filled"),
+    ({"prompt": "p", "videos": [{"bytes": "x"}]}, r"videos\[0\] is no list of frames"),
     ({"prompt": "p", "picture": "pictures/1.PNG"}, "write columns: {images: picture}"),
     (
         {"messages": [{"role": "user", "content": [part("What?"), VIDEO]}]},
-        r"messages\[0\].content\[1\] is of the type video_url; only text, pictures and sounds",
+        r"messages\[0\].content\[1\] is no list of frames, and a video's file is not read",
     ),
     (answer(tool_calls=[call()]), "the answer calls the tool 'add', and answers with calls are no"),
     (

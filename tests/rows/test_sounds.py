@@ -112,7 +112,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"prompt": "<audio><audio>", "audios": ["a.wav"]}, "1 sounds and 2 places .* in audios"),
     ({"messages": ask("audio")}, "0 sounds and 1 places"),
-    ({"messages": ask("video", video="a.mp4")}, "no videos"),
 ]
 
 

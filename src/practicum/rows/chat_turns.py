@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from practicum.pictures import get_mark
+from practicum.pictures import IMAGE, get_mark
 from practicum.prompts import Message, ToolCall
-from practicum.rows.pictures import PICTURE_PARTS, SOUND_PARTS, name_part
+from practicum.rows.pictures import PICTURE_PARTS, SOUND_PARTS, VIDEO_PARTS, name_frames, name_part
 from practicum.rows.strict import Rejected, check_text, parse_text
 
 Note = Callable[[str], None]
@@ -40,7 +40,7 @@ WEIGHTS = ("weight", "loss_weight", "loss")
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_PARTS = ("reasoning", "thinking")
 KEYS = ("role", "content")
-NOT_READ = "only text, pictures and sounds are read, no videos; leave such rows out"
+NOT_READ = "only text, pictures, sounds and frames of videos are read; leave such rows out"
 
 
 @dataclass(slots=True)
@@ -221,6 +221,10 @@ def _parse_content(fields: _Fields, text_key: str, key_place: str, note: Note) -
         if kind in (*PICTURE_PARTS, *SOUND_PARTS):
             content.images.append(name_part(part, f"{place}[{number}]"))
             texts.append(get_mark(content.images[-1]))
+            continue
+        if kind in VIDEO_PARTS:
+            content.images += (frames := name_frames(part, f"{place}[{number}]"))
+            texts.append(IMAGE * len(frames))
             continue
         if kind not in (*TEXT_PARTS, *REASONING_PARTS, "tool_call"):
             raise Rejected(f"{place}[{number}] is of the type {str(kind)[:40]}; {NOT_READ}")

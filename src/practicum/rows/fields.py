@@ -10,7 +10,14 @@ from string import ascii_uppercase
 from typing import Any
 
 from practicum.rows.chat_turns import Note, check_order, parse_turns
-from practicum.rows.pictures import TEACHER_IMAGES, drop_pictures, name_all, place_pictures
+from practicum.rows.pictures import (
+    TEACHER_IMAGES,
+    drop_pictures,
+    name_all,
+    name_videos,
+    place_pictures,
+    place_videos,
+)
 from practicum.rows.strict import Rejected, check_text
 from practicum.types import Message, Prompt
 
@@ -21,6 +28,7 @@ FIELDS = (
     "messages",
     "images",
     "audios",
+    "videos",
     "teacher_images",
     "choices",
     "answer",
@@ -65,8 +73,10 @@ def read_prompt(row: Mapping[str, Any], name: str, note: Note = ignore) -> Promp
     if teacher_images := name_all(row.get("teacher_images"), "teacher_images"):
         place_pictures(drop_pictures(question), teacher_images)
         privileged[TEACHER_IMAGES] = json.dumps(teacher_images)
-    media = [name for column in ("images", "audios") for name in name_all(row.get(column), column)]
-    question = place_pictures(question, media)
+    images, sounds = (name_all(row.get(column), column) for column in ("images", "audios"))
+    videos = name_videos(row["videos"]) if "videos" in row else []
+    question, images = place_videos(question, images, videos)
+    question = place_pictures(question, [*images, *sounds])
     response = _check_imitated(reply or worked)
     prompt = Prompt(
         id=identity or name,

@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from practicum.core.calls import suggest_name
-from practicum.rows.chat_turns import NOT_READ, WEIGHTS
+from practicum.rows.chat_turns import WEIGHTS
 from practicum.rows.fields import FIELDS
 from practicum.rows.strict import Rejected
 from practicum.types import Prompt
@@ -36,7 +36,7 @@ _MEDIA_TEXT = re.compile(
 _MEDIA_TAG = re.compile(r"<img\b[^<>]*>|<(image|video|audio)>", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,60}|[a-z]+\[\](\.[A-Za-z0-9_\[\]]{1,30}){1,3}")
 
-ALIASES = {"system_prompt": "system", "image": "images", "audio": "audios"}
+ALIASES = {"system_prompt": "system", "image": "images", "audio": "audios", "video": "videos"}
 """Columns that are read as a field of another name, if nothing else gives that field."""
 MEDIA = re.compile(r"(image|picture|video|audio)(s|_url|_urls|_path|_paths|_key)?")
 """The names of columns with pictures, videos or sounds."""
@@ -288,7 +288,7 @@ class ColumnReader:
         self._unseen = set(columns.values())
 
     def read(self, row: Columns) -> dict[str, Any]:
-        """Return the row's fields, of `FIELDS`; Rejected if it has videos or lacks its question."""
+        """Return the row's fields, of `FIELDS`; Rejected if its media have another name, or it lacks its question."""
         row = {name: value for name, value in row.items() if value is not None}
         if not self._is_decided:
             self._recognise(row)
@@ -302,7 +302,7 @@ class ColumnReader:
             if name in self._taken:
                 continue
             field = ALIASES.get(name, name)
-            if field in ("images", "audios") and not _is_media(name, cell):
+            if field in ("images", "audios", "videos") and not _is_media(name, cell):
                 # Also the name of a container's image.
                 field = ""
             if field in FIELDS and field not in names:
@@ -311,8 +311,8 @@ class ColumnReader:
             elif cell not in ("", [], {}) and not _is_label(name, cell):
                 if _is_media(name, cell):
                     raise Rejected(
-                        f"the column {quote_name(name)} is filled, and {NOT_READ}; for pictures, write "
-                        f"columns: {{images: {quote_name(name)}}}, and audios for sounds"
+                        f"the column {quote_name(name)} has media, and its name is not read; for pictures, write "
+                        f"columns: {{images: {quote_name(name)}}}, audios for sounds and videos for frames"
                     )
                 self.note_unused(name, cell)
         for field in self._columns.keys() & QUESTIONS.keys() - fields.keys():

@@ -1,7 +1,11 @@
-"""Read the pictures and sounds of a row: in a column, in the parts of a turn, by path, bytes, base64 or `data:` URL."""
+"""Read the pictures and sounds of a row: in a column, in the parts of a turn, by path, bytes, base64 or `data:` URL.
+
+A video is a list of its frames, and each of them is read as a picture.
+"""
 
 import binascii
 import json
+import re
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +38,12 @@ PICTURE_PARTS = ("image", "image_url", "input_image")
 SOUND_PARTS = ("audio", "audio_url", "input_audio")
 """The types of a turn's parts that are sounds (ms-swift and OpenAI)."""
 
+VIDEO_PARTS = ("video", "video_url", "input_video")
+"""The types of a turn's parts that are videos (ms-swift, and qwen-vl-utils with a list of frames)."""
+
+VIDEO = "<video>"
+"""The place of a video's frames in a text, as LLaMA-Factory and ms-swift write it."""
+
 _KEYS = (*PICTURE_PARTS, *SOUND_PARTS, "url", "path", "data")
 _STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 _STARTS += (b"fLaC", b"OggS", b"ID3")
@@ -53,6 +63,24 @@ def name_part(part: Mapping[str, Any], place: str) -> str:
     if part["type"] in SOUND_PARTS:
         return SOUND if inner is None else name_sound(inner, place)
     return "" if inner is None else name_picture(inner, place)
+
+
+def name_videos(cell: Any) -> list[list[str]]:
+    """Return the frames of each video in the column `videos`."""
+    cells = cell if isinstance(cell, list) else [cell]
+    return [name_frames(video, f"videos[{number}]") for number, video in enumerate(cells)]
+
+
+def name_frames(cell: Any, place: str) -> list[str]:
+    """Return a video's frames as paths or `data:` URLs; Rejected if the cell is no list of them."""
+    while isinstance(cell, Mapping):
+        cell = next((cell[key] for key in ("frames", *VIDEO_PARTS) if cell.get(key)), None)
+    if not isinstance(cell, list) or not cell:
+        raise Rejected(
+            f"{place} is no list of frames, and a video's file is not read; extract its frames, for "
+            "example with ffmpeg -i IN -vf fps=1 %03d.png, and write their paths as a list"
+        )
+    return [name_picture(frame, f"{place}[{number}]") for number, frame in enumerate(cell)]
 
 
 def name_sound(cell: Any, place: str) -> str:
@@ -138,6 +166,45 @@ def place_pictures(messages: tuple[Message, ...], images: Sequence[str]) -> tupl
         filled = [waiting[get_mark(i)].pop(0) if i in _UNNAMED.values() else i for i in parts]
         turns[number] = replace(turns[number], images=tuple(filled))
     return tuple(turns)
+
+
+def place_videos(
+    messages: tuple[Message, ...], pictures: Sequence[str], videos: Sequence[Sequence[str]]
+) -> tuple[tuple[Message, ...], list[str]]:
+    """Return the turns and pictures with each `<video>` as the `<image>` of its frames.
+
+    Without `<video>`, the frames stand before the first question. Rejected if there is not one
+    place for each video.
+    """
+    if not videos:
+        return messages, list(pictures)
+    turns, waiting, frames = list(messages), list(pictures), list(videos)
+    users = [number for number, turn in enumerate(turns) if turn.role == "user"]
+    for mark, files in ((VIDEO, videos), (IMAGE, pictures)):
+        if not any(mark in turns[number].content for number in users):
+            first = turns[users[0]]
+            turns[users[0]] = replace(first, content=mark * len(files) + first.content)
+    if (places := sum(turns[number].content.count(VIDEO) for number in users)) != len(videos):
+        raise Rejected(
+            f"the row has {len(videos)} videos and {places} places for them; write {VIDEO} once in a "
+            "user's turn for each video in videos"
+        )
+    merged = list[str]()
+    for number in users:
+        texts, parts, filled = list[str](), list(turns[number].images), list[str]()
+        for text in re.split(f"({VIDEO}|{IMAGE}|{AUDIO})", turns[number].content):
+            if text == VIDEO:
+                merged += (shown := frames.pop(0))
+                filled += [""] * len(shown)
+                text = IMAGE * len(shown)
+            elif text in (IMAGE, AUDIO):
+                filled.append(parts.pop(0) if parts else "")
+                if text == IMAGE and not filled[-1] and waiting:
+                    merged.append(waiting.pop(0))
+            texts.append(text)
+        images = tuple(filled) if turns[number].images else ()
+        turns[number] = replace(turns[number], content="".join(texts), images=images)
+    return tuple(turns), merged + waiting
 
 
 def drop_pictures(messages: Sequence[Message]) -> tuple[Message, ...]:
