@@ -67,6 +67,7 @@ from practicum.runs.stages import parse_pipeline
 from practicum.studies import doctor
 from practicum.teachers import openai_api
 from tests import methods_page, section_types
+from tests.vision_models import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -656,16 +657,18 @@ def _packaged_settings() -> str:
 
 
 def _picture_families() -> str:
-    """Show the models that read pictures; `tests/backends/local/test_pictures.py` tries each."""
+    """Show the models that read pictures; `tests/backends/local/test_published_pictures.py` tries each."""
     rows = [
         [
             f"`{family}`",
             f"`{processor}`",
             f"`{AutoConfig.for_model(family).get_text_config().model_type}`",
+            f"{PUBLISHED[family].tokens}, {PUBLISHED[family].name}",
         ]
         for family, processor in FAMILIES.items()
     ]
-    return _table(["type of model", "processor", "its default language model"], rows)
+    head = ["type of model", "processor", "its default language model"]
+    return _table([*head, "tokens of 640 x 480 pixels, published model"], rows)
 
 
 def _method_families() -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from picture_files import draw_picture, write_url
-from torch import Tensor
+from pydantic import ValidationError
+from vision_checks import ANSWER, compare_with_processor, get_pictures, score
 from vision_models import FAMILIES, build_vision_model
 
 from practicum.backends._sharded.building import load_in_shards
@@ -18,13 +19,13 @@ from practicum.backends.local.ending import load_ending
 from practicum.backends.local.export import export
 from practicum.backends.local.loading import LoadedModel, add_pictures, load, load_student
 from practicum.backends.local.packing import compute_hidden_states
-from practicum.backends.local.pictures import Media, NewestEntries, Pictures
+from practicum.backends.local.pictures import Media, NewestEntries
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
 from practicum.models.config import Lora, ModelConfig, StudentConfig
 from practicum.objective import Objective, Sampled
-from practicum.pictures import is_picture, load_bytes, open_picture
+from practicum.pictures import is_picture
 from practicum.ports import AdamParams
 from practicum.prompts import Message, Prompt
 from practicum.text import Renderer
@@ -60,47 +61,12 @@ def open_model(family: str, folder: Path) -> LoadedModel:
     return add_pictures(load(ModelConfig(model=str(source))))
 
 
-def get_pictures(loaded: LoadedModel) -> Pictures:
-    assert loaded.language_model.pictures is not None
-    return loaded.language_model.pictures
-
-
-def run_processor(loaded: LoadedModel, messages: tuple[Message, ...]) -> dict[str, Tensor]:
-    """Return what the model's own processor makes of the whole prompt."""
-    text = loaded.renderer._chat.write(messages, "~")
-    images = [open_picture(load_bytes(image)) for turn in messages for image in turn.images]
-    processor: Any = get_pictures(loaded)._processor
-    return processor(
-        images=images or None, text=[text], add_special_tokens=False, return_tensors="pt"
-    )
-
-
-def score(loaded: LoadedModel, prompts: Any, tokens: tuple[int, ...]) -> list[Tensor]:
-    requests = [ScoreRequest(loaded.renderer.render(prompt), tokens) for prompt in prompts]
-    states = compute_hidden_states(loaded.language_model, requests)
-    return list(loaded.language_model.head().logprobs(states).split(len(tokens)))
-
-
 @torch.no_grad()
 def test_a_prompt_has_the_processors_tokens_and_the_models_own_logprobs(
     loaded: LoadedModel,
 ) -> None:
-    answer = (8, 9, 10)
-    model: Any = loaded.language_model.model
-    for prompt, actual in zip(PROMPTS, score(loaded, PROMPTS, answer), strict=True):
-        inputs = dict(run_processor(loaded, prompt))
-        marked = [
-            get_pictures(loaded)._image_id if is_picture(t) else t
-            for t in loaded.renderer.render(prompt)
-        ]
-        assert marked == inputs["input_ids"][0].tolist()
-        for name in ("attention_mask", "token_type_ids", "mm_token_type_ids"):
-            if name in inputs:
-                more = inputs[name].new_full((1, 3), int(name == "attention_mask"))
-                inputs[name] = torch.cat([inputs[name], more], dim=1)
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer])], dim=1)
-        expected = model(**inputs).logits[0, -4:-1].log_softmax(-1)
-        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+    for prompt, actual in zip(PROMPTS, score(loaded, PROMPTS, ANSWER), strict=True):
+        compare_with_processor(loaded, prompt, actual)
 
 
 def test_a_reply_with_pictures_continues_the_prompt_as_the_template_writes_both(
@@ -221,6 +187,23 @@ def test_only_the_language_part_is_trained(loaded: LoadedModel, settings: dict[s
     assert any(weight.grad is not None and weight.grad.any() for weight in trained.values())
 
 
+def test_the_encoder_learns_only_if_the_recipe_says_so(loaded: LoadedModel, models: Path) -> None:
+    config = StudentConfig(model=loaded.source, train_encoder=True)
+    student = add_pictures(load_student(config, 0)).language_model
+    model: Any = student.model
+    assert set(map(id, student.trainable_parameters().values())) == set(map(id, model.parameters()))
+    student.pictures.read(WIDE)  # type: ignore[union-attr]
+    request = ScoreRequest(loaded.renderer.render(QUESTION), (8, 9))
+    compute_hidden_states(student, [request]).square().sum().backward()
+    decoder = set(map(id, model.get_decoder().parameters()))
+    others = [weight for weight in model.parameters() if id(weight) not in decoder]
+    assert any(weight.grad is not None and weight.grad.any() for weight in others)
+    with pytest.raises(ModelError, match=r"train_encoder: .* reads only text; remove the key"):
+        load_student(StudentConfig(model=str(models / "student"), train_encoder=True), 0)
+    with pytest.raises(ValidationError, match="train_encoder: only with all weights"):
+        StudentConfig(model="any", train_encoder=True, trainable_layers=1)
+
+
 def test_newest_pictures_are_kept_and_others_are_computed_again(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +311,6 @@ def take_step(trainer: LocalTrainer, student: LoadedModel, number: int) -> None:
 def test_other_types_of_models_are_refused_by_name(tmp_path: Path) -> None:
     folder = build_vision_model(tmp_path, "idefics3")
     settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "smolvlm"}))
-    with pytest.raises(ModelError, match="smolvlm reads pictures, and is not supported yet"):
+    (folder / "config.json").write_text(json.dumps({**settings, "model_type": "aya_vision"}))
+    with pytest.raises(ModelError, match="aya_vision reads pictures, and is not supported yet"):
         load(ModelConfig(model=str(folder)))

@@ -46,6 +46,8 @@ FAMILIES = {
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
     "qwen2_vl": "Qwen2VLProcessor",
     "qwen3_vl": "Qwen3VLProcessor",
+    # SmolVLM's own processor needs a package for videos; for pictures both write the same.
+    "smolvlm": "Idefics3Processor",
 }
 """The processor of each type of model that reads pictures. Each has a test."""
 
