@@ -116,7 +116,11 @@ def fingerprint(recipe: Recipe) -> str:
         # These keys are newer than most lines.
         if settings[section][name] is None:
             del settings[section][name]
+    if not settings["student"]["train_encoder"]:
+        del settings["student"]["train_encoder"]
     for mapping in list(_list_mappings(settings)):
+        if mapping.get("type") == "shapes" and mapping["asks"] == "answer":
+            del mapping["asks"], mapping["heldout_shows"]
         if mapping.get("type") == "privileged" and mapping["images"] is None:
             del mapping["images"]
         if "pretrain" in mapping:

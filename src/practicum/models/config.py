@@ -232,6 +232,10 @@ class StudentConfig(ModelConfig):
     trainable_layers: int | None = Field(
         default=None, ge=1, description="train only the last N layers; none: all"
     )
+    train_encoder: bool = Field(
+        default=False,
+        description="also train the part that reads pictures or sounds",
+    )
     dropout: bool = Field(
         default=False,
         description="train with the dropout and the routers' noise of the model's config",
@@ -242,9 +246,14 @@ class StudentConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _freeze_target(self) -> Self:
+        trained = {"lora": self.lora, "trainable_layers": self.trainable_layers}
+        if self.train_encoder and any(trained.values()):
+            raise ValueError(
+                "train_encoder: only with all weights; remove lora and trainable_layers"
+            )
         if self.drafter is None:
             return self
-        trained = {"lora": self.lora, "trainable_layers": self.trainable_layers}
+        trained["train_encoder"] = self.train_encoder or None
         for key, setting in {**trained, "dropout": self.dropout or None}.items():
             if setting is not None:
                 raise ValueError(f"drafter: the model is frozen, so {key} has no effect; remove it")

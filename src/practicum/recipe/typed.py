@@ -22,6 +22,7 @@ class StudentSection(TypedDict, total=False):
     longest_text: int | None
     lora: Mapping[str, Any] | None
     trainable_layers: int | None
+    train_encoder: bool
     dropout: bool
     drafter: Mapping[str, Any] | None
 
@@ -138,6 +139,7 @@ class TeacherSection(TypedDict, total=False):
     model_path: str | None
     credit: Literal["word", "span"]
     refine: int
+    network: Mapping[str, Any] | None
     path: Literal["own", "data"]
 
 
@@ -231,7 +233,9 @@ class TaskSection(TypedDict, total=False):
     host: str
     port: int
     token_file: str | None
-    shows: Literal["picture", "caption", "blank"]
+    shows: Literal["picture", "caption", "blank", "either"]
+    heldout_shows: Literal["picture", "caption", "blank", "either"] | None
+    asks: Literal["answer", "caption", "reasons"] | Sequence[str]
     files: int
     least_wrong: int
     inputs: int
@@ -249,7 +253,6 @@ class TaskSection(TypedDict, total=False):
     tries: int
     right: str
     wrong: str
-    asks: Sequence[str]
     lines: bool
     bonus: float
     taskset: str

@@ -273,19 +273,22 @@ def load_by_role(
 
 
 def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
-    """Make the weights that the recipe names trainable, in float32; a part that reads pictures is frozen.
+    """Make the weights that the recipe names trainable, in float32.
 
-    Raises ModelError if the recipe names more layers than the model has.
+    Raises ModelError if the recipe names more layers than the model has, or an encoder that it lacks.
     """
     layers = model.config.get_text_config().num_hidden_layers
     count = config.trainable_layers or layers
     if count > layers:
         raise ModelError(f"student.trainable_layers is {count}, but {source} has {layers} layers")
+    decoder, body = find_decoder(model), find_body(model)
+    if config.train_encoder and decoder is body:
+        raise ModelError(f"student.train_encoder: {source} reads only text; remove the key")
     if config.lora is not None:
         add_adapters(model, config.lora, seed, list(range(layers - count, layers)))
     elif config.trainable_layers is None:
         model.requires_grad_(True)
-        if (decoder := find_decoder(model)) is not (body := find_body(model)):
+        if decoder is not body and not config.train_encoder:
             body.requires_grad_(False)
             decoder.requires_grad_(True)
     else:
