@@ -10,6 +10,7 @@ from practicum.pictures import load_bytes, open_picture
 from practicum.ports import Task, TaskContext
 from practicum.prompts import Prompt
 from practicum.tasks.shapes import CELLS, COLOURS, PIXELS, Config, build
+from practicum.types import Rollout
 
 
 def open_task(seed: int = 0, **settings: object) -> Task:
@@ -63,6 +64,33 @@ def test_left_is_asked_only_of_one_leftmost_shape() -> None:
         if prompt.domain == "left?":
             columns = [words[-1] for words in prompt.privileged["caption"].split(", ")]
             assert columns.count(min(columns)) == 1
+
+
+def test_an_answer_is_the_caption_or_follows_from_it() -> None:
+    plain, listed, reasoned = (
+        open_task(asks=asks, shows="caption") for asks in ("answer", "caption", "reasons")
+    )
+    prompts = map(list_prompts, (plain, listed, reasoned))
+    for short, caption, both in zip(*prompts, strict=True):
+        assert caption.answer == short.privileged["caption"]
+        assert caption.messages[0].content == f"{caption.answer}. list"
+        assert both.messages == short.messages
+        assert both.response == f"{caption.answer} > {short.answer}"
+        assert both.privileged["question"] == short.privileged["question"]
+        # The caption alone is no answer, though it may hold the words of one.
+        rewards = {
+            text: reasoned.reward(Rollout.from_text(both, text))
+            for text in (both.response or "", f"wrong > {short.answer}", caption.answer)
+        }
+        assert list(rewards.values()) == [1.0, 1.0, 0.0]
+
+
+def test_training_reads_captions_and_held_out_questions_show_pictures() -> None:
+    task = open_task(shows="caption", heldout_shows="picture")
+    assert {len(prompt.messages[0].images) for prompt in task.train_prompts()} == {0}
+    assert {len(prompt.messages[0].images) for prompt in task.heldout_prompts()} == {1}
+    shown = [len(prompt.messages[0].images) for prompt in list_prompts(open_task(shows="either"))]
+    assert 80 < sum(shown) < 160
 
 
 def test_a_caption_or_an_empty_canvas_replaces_the_picture() -> None:

@@ -1,4 +1,4 @@
-"""Questions about coloured squares and discs on a small canvas, drawn by the task: count them, or find the left one."""
+"""Questions about coloured squares and discs on a small canvas, drawn by the task: count them, find the left one, or list all."""
 
 import io
 import json
@@ -10,6 +10,7 @@ from pydantic import Field
 
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError, suggest_install
+from practicum.grading.verifiers import compare_exactly, contains
 from practicum.pictures import IMAGE, encode_bytes
 from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.rows import PromptSet
@@ -28,6 +29,9 @@ Shape = tuple[str, str, int]
 """A colour, a form, and the number of a cell, row by row."""
 
 
+Shown = Literal["picture", "caption", "blank", "either"]
+
+
 class Config(TaskConfig):
     """The numbers of questions, and what replaces the picture.
 
@@ -36,9 +40,17 @@ class Config(TaskConfig):
     """
 
     type: Literal["shapes"] = "shapes"
-    shows: Literal["picture", "caption", "blank"] = Field(
+    shows: Shown = Field(
         default="picture",
-        description="what a question shows: its picture, the caption in its place, or an empty canvas",
+        description="what a question shows: its picture, the caption in its place, an empty canvas, or `either`: "
+        "half of the questions show the picture, and the others the caption",
+    )
+    heldout_shows: Shown | None = Field(
+        default=None, description="what a held-out question shows; none: as `shows`"
+    )
+    asks: Literal["answer", "caption", "reasons"] = Field(
+        default="answer",
+        description="what an answer is: a few words, the caption, or the caption and then `> ` with the words",
     )
     train_size: int = Field(default=512, ge=1, description="questions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other questions, to evaluate on")
@@ -53,11 +65,22 @@ def build(config: Config, context: TaskContext) -> Task:
         scene = _draw_scene(draw)
         scenes.setdefault(describe_scene(scene), scene)
     pictures = list(scenes.values())
+    heldout = config.heldout_shows or config.shows
     prompts = [
-        _build_prompt(config, scene, pictures[number - 1], draw)
+        _build_prompt(
+            config.asks,
+            heldout if number < config.heldout_size else config.shows,
+            scene,
+            pictures[number - 1],
+            draw,
+        )
         for number, scene in enumerate(pictures)
     ]
-    return PromptSet(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])
+    return PromptSet(
+        train=prompts[config.heldout_size :],
+        heldout=prompts[: config.heldout_size],
+        verify=contains if config.asks == "reasons" else compare_exactly,
+    )
 
 
 def describe_scene(scene: Sequence[Shape]) -> str:
@@ -90,19 +113,28 @@ def _draw_scene(draw: random.Random) -> list[Shape]:
 
 
 def _build_prompt(
-    config: Config, scene: Sequence[Shape], neighbour: Sequence[Shape], draw: random.Random
+    asks: str, shows: Shown, scene: Sequence[Shape], neighbour: Sequence[Shape], draw: random.Random
 ) -> Prompt:
     question, answer = _ask(scene, draw)
     caption, picture = describe_scene(scene), draw_canvas(scene)
+    response = None
+    if asks == "caption":
+        question, answer = "list", caption
+    elif asks == "reasons":
+        answer = f"> {answer}"
+        response = f"{caption} {answer}"
+    if shows == "either":
+        shows = draw.choice(["picture", "caption"])
     text, images = f"{IMAGE}{question}", (picture,)
-    if config.shows == "caption":
+    if shows == "caption":
         text, images = f"{caption}. {question}", ()
-    elif config.shows == "blank":
+    elif shows == "blank":
         images = (draw_canvas([]),)
     return Prompt(
         f"{question} {caption}",
         (Message("user", text, images=images),),
         answer=answer,
+        response=response,
         domain=question.split()[0],
         privileged={
             "caption": caption,
