@@ -22,7 +22,7 @@ from practicum.methods.pi_flow.policies import (
 from practicum.methods.pi_flow.student import FlowClient, FlowTrainer
 from practicum.methods.pi_flow.values import build_renderer, list_times, read_trajectories
 from practicum.methods.pi_flow.velocity import Config as Velocity
-from practicum.methods.pi_flow.velocity import VelocityTeacher
+from practicum.methods.pi_flow.velocity import TrainedNetwork, VelocityTeacher
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
 from practicum.recipe import parse_recipe
@@ -197,3 +197,27 @@ def test_a_trajectory_of_another_dimension_is_refused(task: MixtureTask) -> None
     state = torch.tensor([*prompt, *prompt])
     with pytest.raises(DataError, match="same number of substates"):
         read_trajectories([prompt, prompt], [state.tolist(), state[:3].tolist()], 2)
+
+
+def test_a_trained_network_approaches_the_exact_velocity(task: MixtureTask) -> None:
+    data = build_data(ExactNetwork(SHAPE, task.mixture), task, 32)
+    rollouts = [datum.rollout for datum in data]
+
+    def read_means(network: TrainedNetwork | None) -> torch.Tensor:
+        teacher = VelocityTeacher(task, build_renderer(), Velocity(network=network))
+        hidden = [signal.hidden for signal in teacher.score(rollouts, Full())]
+        return torch.stack([rows for rows in hidden if rows is not None])
+
+    exact = read_means(None)
+    few, many = (
+        (read_means(TrainedNetwork(steps=steps)) - exact).square().mean() for steps in (20, 1000)
+    )
+    assert many < few / 5
+    assert read_means(TrainedNetwork(steps=20)).equal(read_means(TrainedNetwork(steps=20)))
+
+
+def test_a_network_teaches_a_run(tmp_path: Path) -> None:
+    teacher = {"type": "velocity", "network": {"steps": 30, "hidden_size": 16}}
+    recipe = parse_recipe({**RECIPE, "teacher": teacher}, "flow")
+    first, again = (run(recipe, out=tmp_path / name).folder for name in ("first", "again"))
+    assert_same_run(first, again)

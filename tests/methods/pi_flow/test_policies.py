@@ -1,6 +1,7 @@
 """Laws of the policies: exact where the policy is, and equal to integrals over the noise."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from practicum.methods.pi_flow.policies import (
     Gaussians,
     compute_velocity,
-    follow_mixture,
+    follow,
     interpolate,
     predict_by_gaussians,
     predict_by_mixture,
@@ -89,6 +90,6 @@ def test_a_grid_is_reproduced_at_its_points_and_linear_between(count: int) -> No
 
 def test_many_exact_steps_lead_from_noise_to_the_mixture() -> None:
     mixture, stream = draw(1)
-    ends = follow_mixture(mixture, randn(stream, 4000, 2), (1.0, 0.0), 100)
+    ends = follow(partial(predict_by_mixture, mixture), randn(stream, 4000, 2), (1.0, 0.0), 100)
     expected = torch.softmax(mixture.logits, -1) @ mixture.means
     assert (ends.mean(0) - expected).abs().max() < 4 * ends.std(0).max() / math.sqrt(len(ends))

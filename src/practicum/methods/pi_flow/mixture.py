@@ -1,7 +1,7 @@
 """Points or pictures around a few centres, to be drawn from noise."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from practicum.core.randomness import seed_of
-from practicum.methods.pi_flow.policies import Gaussians, follow_mixture
+from practicum.methods.pi_flow.policies import Gaussians, follow, predict_by_mixture
 from practicum.methods.pi_flow.values import list_values, round_to_tokens, write_state
 from practicum.ports import Task, TaskConfig, TaskContext
 from practicum.types import Message, Prompt, Rollout
@@ -89,7 +89,8 @@ class MixtureTask(Task):
     @cached_property
     def end_points(self) -> Mapping[str, Float[Tensor, " D"]]:
         """The end point of the exact trajectory of each prompt, by its id."""
-        ends = follow_mixture(self.mixture, self.noise, (1.0, 0.0), EXACT_STEPS)
+        exact = partial(predict_by_mixture, self.mixture)
+        ends = follow(exact, self.noise, (1.0, 0.0), EXACT_STEPS)
         prompts = [*self._heldout, *self._train]
         return {prompt.id: end for prompt, end in zip(prompts, ends, strict=True)}
 

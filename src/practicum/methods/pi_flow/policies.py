@@ -4,6 +4,7 @@ A policy predicts x_0 at any state of an interval; the velocity is the mean of n
 x_t, which is (x_t - x_0) / t. Axes: K Gaussians, G grid points, D dimensions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,13 @@ class Gaussians:
         logits = self.logits + dimension / 2 * shrinkage.log() + exponent * shrinkage
         means = (self.means + variance[..., None] * linear) * shrinkage[..., None]
         return Gaussians(logits, means, self.scales * shrinkage.sqrt())
+
+    def draw(self, count: int, stream: torch.Generator) -> Float[Tensor, "N D"]:
+        """Return points of one mixture."""
+        weights = torch.softmax(self.logits, dim=-1)
+        numbers = torch.multinomial(weights, count, replacement=True, generator=stream)
+        noise = torch.randn(count, self.means.shape[-1], generator=stream)
+        return self.means[numbers] + self.scales[numbers, None] * noise
 
     def compute_mean(self) -> Float[Tensor, "... D"]:
         """Return the mean of the mixture."""
@@ -83,13 +91,17 @@ def predict_by_mixture(
     return mixture.multiply(*weigh(state, time)).compute_mean()
 
 
-def follow_mixture(
-    mixture: Gaussians, state: Float[Tensor, "... D"], span: tuple[float, float], steps: int
+Predictor = Callable[[Tensor, Tensor], Tensor]
+"""Returns the mean of x_0 at states [..., D] with times [...]."""
+
+
+def follow(
+    predict: Predictor, state: Float[Tensor, "... D"], span: tuple[float, float], steps: int
 ) -> Float[Tensor, "... D"]:
-    """Return the state after Euler's steps along the exact velocity, between two times."""
+    """Return the state after Euler's steps along a velocity, between two times."""
     start, end = span
     for number in range(steps):
         time = torch.tensor(start + (end - start) * number / steps)
-        predicted = predict_by_mixture(mixture, state, time)
-        state = state + (end - start) / steps * compute_velocity(predicted, state, time)
+        velocity = compute_velocity(predict(state, time), state, time)
+        state = state + (end - start) / steps * velocity
     return state
