@@ -66,23 +66,20 @@ def test_left_is_asked_only_of_one_leftmost_shape() -> None:
             assert columns.count(min(columns)) == 1
 
 
-def test_an_answer_is_the_caption_or_follows_from_it() -> None:
-    plain, listed, reasoned = (
-        open_task(asks=asks, shows="caption") for asks in ("answer", "caption", "reasons")
-    )
-    prompts = map(list_prompts, (plain, listed, reasoned))
-    for short, caption, both in zip(*prompts, strict=True):
-        assert caption.answer == short.privileged["caption"]
-        assert caption.messages[0].content == f"{caption.answer}. list"
-        assert both.messages == short.messages
-        assert both.response == f"{caption.answer} > {short.answer}"
-        assert both.privileged["question"] == short.privileged["question"]
-        # The caption alone is no answer, though it may hold the words of one.
-        rewards = {
-            text: reasoned.reward(Rollout.from_text(both, text))
-            for text in (both.response or "", f"wrong > {short.answer}", caption.answer)
-        }
-        assert list(rewards.values()) == [1.0, 1.0, 0.0]
+def test_a_sum_is_of_the_counts_before_it() -> None:
+    task = open_task(asks="sum")
+    for prompt in list_prompts(task):
+        caption, question = prompt.privileged["caption"], prompt.privileged["question"]
+        kinds = question.removeprefix("add ").removesuffix("?").split()
+        counts = [answer(caption, f"count {kind}?") for kind in kinds]
+        total = sum(int(count.split()[0]) for count in counts)
+        assert len(set(kinds)) == 2
+        assert prompt.response == f"{', '.join(counts)} so {total}"
+        rewards = [
+            task.reward(Rollout.from_text(prompt, text))
+            for text in (prompt.response, f"so {total}", str(total), f"so {total}0", "so 9")
+        ]
+        assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_training_reads_captions_and_held_out_questions_show_pictures() -> None:

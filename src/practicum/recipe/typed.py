@@ -235,7 +235,7 @@ class TaskSection(TypedDict, total=False):
     token_file: str | None
     shows: Literal["picture", "caption", "blank", "either"]
     heldout_shows: Literal["picture", "caption", "blank", "either"] | None
-    asks: Literal["answer", "caption", "reasons"] | Sequence[str]
+    asks: Literal["one", "sum"] | Sequence[str]
     files: int
     least_wrong: int
     inputs: int

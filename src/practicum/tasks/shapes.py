@@ -1,4 +1,4 @@
-"""Questions about coloured squares and discs on a small canvas, drawn by the task: count them, find the left one, or list all."""
+"""Questions about coloured squares and discs on a small canvas: count them, find the left one, or add two counts."""
 
 import io
 import json
@@ -48,9 +48,10 @@ class Config(TaskConfig):
     heldout_shows: Shown | None = Field(
         default=None, description="what a held-out question shows; none: as `shows`"
     )
-    asks: Literal["answer", "caption", "reasons"] = Field(
-        default="answer",
-        description="what an answer is: a few words, the caption, or the caption and then `> ` with the words",
+    asks: Literal["one", "sum"] = Field(
+        default="one",
+        description="a count or the left shape, or the sum of two counts: `add red blue?` is answered by "
+        "`2 red, 1 blue so 3`",
     )
     train_size: int = Field(default=512, ge=1, description="questions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other questions, to evaluate on")
@@ -79,7 +80,7 @@ def build(config: Config, context: TaskContext) -> Task:
     return PromptSet(
         train=prompts[config.heldout_size :],
         heldout=prompts[: config.heldout_size],
-        verify=contains if config.asks == "reasons" else compare_exactly,
+        verify=contains if config.asks == "sum" else compare_exactly,
     )
 
 
@@ -115,14 +116,8 @@ def _draw_scene(draw: random.Random) -> list[Shape]:
 def _build_prompt(
     asks: str, shows: Shown, scene: Sequence[Shape], neighbour: Sequence[Shape], draw: random.Random
 ) -> Prompt:
-    question, answer = _ask(scene, draw)
+    question, answer = _ask(scene, draw) if asks == "one" else _ask_sum(scene, draw)
     caption, picture = describe_scene(scene), draw_canvas(scene)
-    response = None
-    if asks == "caption":
-        question, answer = "list", caption
-    elif asks == "reasons":
-        answer = f"> {answer}"
-        response = f"{caption} {answer}"
     if shows == "either":
         shows = draw.choice(["picture", "caption"])
     text, images = f"{IMAGE}{question}", (picture,)
@@ -133,8 +128,9 @@ def _build_prompt(
     return Prompt(
         f"{question} {caption}",
         (Message("user", text, images=images),),
-        answer=answer,
-        response=response,
+        # The verifier looks for the end of a worked sum.
+        answer=answer[answer.find("so") :] if asks == "sum" else answer,
+        response=answer if asks == "sum" else None,
         domain=question.split()[0],
         privileged={
             "caption": caption,
@@ -151,4 +147,16 @@ def _ask(scene: Sequence[Shape], draw: random.Random) -> tuple[str, str]:
         colour, form, _ = scene[columns.index(min(columns))]
         return "left?", f"{colour} {form}"
     kind = draw.choice([*COLOURS, *FORMS])
-    return f"count {kind}?", f"{sum(kind in shape for shape in scene)} {kind}"
+    return f"count {kind}?", _count(scene, kind)
+
+
+def _ask_sum(scene: Sequence[Shape], draw: random.Random) -> tuple[str, str]:
+    """Return a question about two counts, and the counts with their sum."""
+    kinds = draw.sample(draw.choice([[*COLOURS], [*FORMS]]), 2)
+    counts = [_count(scene, kind) for kind in kinds]
+    total = sum(int(count.split()[0]) for count in counts)
+    return f"add {' '.join(kinds)}?", f"{', '.join(counts)} so {total}"
+
+
+def _count(scene: Sequence[Shape], kind: str) -> str:
+    return f"{sum(kind in shape for shape in scene)} {kind}"
