@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from practicum.errors import DataError
 from practicum.pictures import load_bytes, open_picture
 from practicum.ports import Task, TaskContext
 from practicum.prompts import Prompt
@@ -66,20 +67,30 @@ def test_left_is_asked_only_of_one_leftmost_shape() -> None:
             assert columns.count(min(columns)) == 1
 
 
-def test_a_sum_is_of_the_counts_before_it() -> None:
-    task = open_task(asks="sum")
-    for prompt in list_prompts(task):
-        caption, question = prompt.privileged["caption"], prompt.privileged["question"]
-        kinds = question.removeprefix("add ").removesuffix("?").split()
-        counts = [answer(caption, f"count {kind}?") for kind in kinds]
-        total = sum(int(count.split()[0]) for count in counts)
-        assert len(set(kinds)) == 2
-        assert prompt.response == f"{', '.join(counts)} so {total}"
+def test_a_list_is_the_caption_and_a_result_follows_from_it() -> None:
+    listed, coded = (open_task(asks=asks, shows="caption") for asks in ("list", "result"))
+    results = dict[str, str]()
+    for plain, worked in zip(list_prompts(listed), list_prompts(coded), strict=True):
+        caption = plain.privileged["caption"]
+        assert plain.answer == caption == worked.privileged["caption"]
+        assert plain.messages[0].content == f"{caption}. list"
+        assert worked.messages[0].content == f"{caption}. result"
+        assert worked.response == f"{caption} {worked.answer}"
+        assert results.setdefault(caption, worked.answer or "") == worked.answer
         rewards = [
-            task.reward(Rollout.from_text(prompt, text))
-            for text in (prompt.response, f"so {total}", str(total), f"so {total}0", "so 9")
+            coded.reward(Rollout.from_text(worked, text))
+            for text in (worked.response, f"wrong {worked.answer}", caption, f"{worked.answer}s")
         ]
-        assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0]
+        assert rewards == [1.0, 1.0, 0.0, 0.0]
+    kinds = {f"is {colour} {form}" for colour in COLOURS for form in ("square", "disc")}
+    assert {*results.values()} == kinds
+    assert results["blue disc, red square"] == "is blue square"
+
+
+def test_few_pictures_are_refused_and_not_drawn_for_ever() -> None:
+    assert len(list_prompts(open_task(asks="list", most=1, train_size=50))) == 90
+    with pytest.raises(DataError, match="only 96 of 240 pictures were drawn that differ"):
+        open_task(asks="list", most=1)
 
 
 def test_training_reads_captions_and_held_out_questions_show_pictures() -> None:

@@ -1,4 +1,4 @@
-"""Questions about coloured squares and discs on a small canvas: count them, find the left one, or add two counts."""
+"""Questions about coloured squares and discs on a small canvas: count them, find the left one, list them, or combine them."""
 
 import io
 import json
@@ -25,6 +25,9 @@ FORMS = ("square", "disc")
 MOST = 3
 """The largest number of shapes."""
 
+TRIES = 20
+"""The number of draws per picture, since some show what others do."""
+
 Shape = tuple[str, str, int]
 """A colour, a form, and the number of a cell, row by row."""
 
@@ -48,11 +51,12 @@ class Config(TaskConfig):
     heldout_shows: Shown | None = Field(
         default=None, description="what a held-out question shows; none: as `shows`"
     )
-    asks: Literal["one", "sum"] = Field(
-        default="one",
-        description="a count or the left shape, or the sum of two counts: `add red blue?` is answered by "
-        "`2 red, 1 blue so 3`",
+    asks: Literal["any", "list", "result"] = Field(
+        default="any",
+        description="a count or the left shape; all shapes in alphabetical order, as then also in the caption; or "
+        "these, `is`, and the first one's colour with the last one's form: `blue disc, red square is blue square`",
     )
+    most: int = Field(default=MOST, ge=1, le=MOST, description="the largest number of shapes")
     train_size: int = Field(default=512, ge=1, description="questions to train on")
     heldout_size: int = Field(default=64, ge=0, description="other questions, to evaluate on")
 
@@ -61,14 +65,24 @@ def build(config: Config, context: TaskContext) -> Task:
     """Draw distinct pictures with a question about each, the held-out ones first."""
     draw = random.Random(seed_of(context.seed, "shapes"))
     count = config.heldout_size + config.train_size
+    # Lists and results leave out the places, so pictures with the same caption may differ.
+    name = describe_scene if config.asks == "any" else repr
     scenes = dict[str, list[Shape]]()
-    while len(scenes) < count:
-        scene = _draw_scene(draw)
-        scenes.setdefault(describe_scene(scene), scene)
+    for _ in range(TRIES * count):
+        scene = _draw_scene(config.most, draw)
+        scenes.setdefault(name(scene), scene)
+        if len(scenes) == count:
+            break
+    else:
+        raise DataError(
+            f"task: only {len(scenes)} of {count} pictures were drawn that differ; set a smaller "
+            "train_size, or a larger most"
+        )
     pictures = list(scenes.values())
     heldout = config.heldout_shows or config.shows
     prompts = [
         _build_prompt(
+            name(scene),
             config.asks,
             heldout if number < config.heldout_size else config.shows,
             scene,
@@ -80,13 +94,18 @@ def build(config: Config, context: TaskContext) -> Task:
     return PromptSet(
         train=prompts[config.heldout_size :],
         heldout=prompts[: config.heldout_size],
-        verify=contains if config.asks == "sum" else compare_exactly,
+        verify=contains if config.asks == "result" else compare_exactly,
     )
 
 
 def describe_scene(scene: Sequence[Shape]) -> str:
     """Return the shapes in words, row by row, with their columns from 1: `red square 2, blue disc 1`."""
     return ", ".join(f"{colour} {form} {cell % CELLS + 1}" for colour, form, cell in scene)
+
+
+def list_shapes(scene: Sequence[Shape]) -> str:
+    """Return the shapes without their places, in alphabetical order: `blue disc, red square`."""
+    return ", ".join(sorted(f"{colour} {form}" for colour, form, _ in scene))
 
 
 def draw_canvas(scene: Sequence[Shape]) -> str:
@@ -108,16 +127,27 @@ def draw_canvas(scene: Sequence[Shape]) -> str:
     return encode_bytes(file.getvalue())
 
 
-def _draw_scene(draw: random.Random) -> list[Shape]:
-    cells = sorted(draw.sample(range(CELLS * CELLS), draw.randint(1, MOST)))
+def _draw_scene(most: int, draw: random.Random) -> list[Shape]:
+    cells = sorted(draw.sample(range(CELLS * CELLS), draw.randint(1, most)))
     return [(draw.choice(list(COLOURS)), draw.choice(FORMS), cell) for cell in cells]
 
 
 def _build_prompt(
-    asks: str, shows: Shown, scene: Sequence[Shape], neighbour: Sequence[Shape], draw: random.Random
+    name: str,
+    asks: str,
+    shows: Shown,
+    scene: Sequence[Shape],
+    neighbour: Sequence[Shape],
+    draw: random.Random,
 ) -> Prompt:
-    question, answer = _ask(scene, draw) if asks == "one" else _ask_sum(scene, draw)
-    caption, picture = describe_scene(scene), draw_canvas(scene)
+    caption, picture = list_shapes(scene), draw_canvas(scene)
+    question, answer, response = asks, caption, None
+    if asks == "any":
+        caption = describe_scene(scene)
+        question, answer = _ask(scene, draw)
+    elif asks == "result":
+        answer = f"is {combine_shapes(scene)}"
+        response = f"{caption} {answer}"
     if shows == "either":
         shows = draw.choice(["picture", "caption"])
     text, images = f"{IMAGE}{question}", (picture,)
@@ -126,11 +156,10 @@ def _build_prompt(
     elif shows == "blank":
         images = (draw_canvas([]),)
     return Prompt(
-        f"{question} {caption}",
+        f"{question} {name}",
         (Message("user", text, images=images),),
-        # The verifier looks for the end of a worked sum.
-        answer=answer[answer.find("so") :] if asks == "sum" else answer,
-        response=answer if asks == "sum" else None,
+        answer=answer,
+        response=response,
         domain=question.split()[0],
         privileged={
             "caption": caption,
@@ -147,16 +176,10 @@ def _ask(scene: Sequence[Shape], draw: random.Random) -> tuple[str, str]:
         colour, form, _ = scene[columns.index(min(columns))]
         return "left?", f"{colour} {form}"
     kind = draw.choice([*COLOURS, *FORMS])
-    return f"count {kind}?", _count(scene, kind)
+    return f"count {kind}?", f"{sum(kind in shape for shape in scene)} {kind}"
 
 
-def _ask_sum(scene: Sequence[Shape], draw: random.Random) -> tuple[str, str]:
-    """Return a question about two counts, and the counts with their sum."""
-    kinds = draw.sample(draw.choice([[*COLOURS], [*FORMS]]), 2)
-    counts = [_count(scene, kind) for kind in kinds]
-    total = sum(int(count.split()[0]) for count in counts)
-    return f"add {' '.join(kinds)}?", f"{', '.join(counts)} so {total}"
-
-
-def _count(scene: Sequence[Shape], kind: str) -> str:
-    return f"{sum(kind in shape for shape in scene)} {kind}"
+def combine_shapes(scene: Sequence[Shape]) -> str:
+    """Return the first shape's colour with the last one's form, in alphabetical order."""
+    words = list_shapes(scene).split()
+    return f"{words[0]} {words[-1]}"
