@@ -119,6 +119,8 @@ def fingerprint(recipe: Recipe) -> str:
     if not settings["student"]["train_encoder"]:
         del settings["student"]["train_encoder"]
     for mapping in list(_list_mappings(settings)):
+        if "lora" in mapping and mapping["quantization"] is None:
+            del mapping["quantization"]
         if mapping.get("type") == "shapes" and mapping["asks"] == "one":
             del mapping["asks"], mapping["heldout_shows"]
         if mapping.get("type") == "privileged" and mapping["images"] is None:
