@@ -19,7 +19,7 @@ from practicum.backends.local.adapters import is_adapter, merge_adapters
 from practicum.backends.local.export import export
 from practicum.backends.local.loading import LoadedModel, add_pictures, load, load_student
 from practicum.backends.local.packing import compute_hidden_states
-from practicum.backends.local.quantising import ROUNDERS, is_packed
+from practicum.backends.local.quantising import ROUNDERS, expand_weight, is_packed
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError, RecipeError
 from practicum.models.config import Lora, ModelConfig, StudentConfig
@@ -119,6 +119,15 @@ def test_logits_and_gradients_are_those_of_the_expanded_base(
     assert gradients.keys() == student.language_model.trainable_parameters().keys()
     for key, gradient in gradients.items():
         assert (gradient - slow[key]).norm() <= relative * slow[key].norm(), key
+
+
+@needs_torchao
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nf4_expands_to_the_numbers_of_torchao(dtype: torch.dtype) -> None:
+    stream = torch.Generator().manual_seed(0)
+    for rows, columns in ((1, 64), (48, 64), (32, 100), (256, 192)):
+        packed = ROUNDERS["nf4"](torch.randn(rows, columns, generator=stream).to(dtype))
+        assert expand_weight(packed).equal(packed.get_original_weight())  # type: ignore[attr-defined]
 
 
 @needs_torchao
