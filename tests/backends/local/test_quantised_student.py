@@ -29,6 +29,7 @@ from practicum.ports import AdamParams, SampleRequest, SamplingParams, WeightUpd
 from practicum.prompts import Message
 from practicum.recipe.loader import parse_recipe
 from practicum.runs.exporting import export_run
+from practicum.runs.identity import warn_of_equal_teacher
 from practicum.runs.plan import plan
 from practicum.types import ScoreRequest
 
@@ -242,6 +243,9 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     assert saved and all(map(is_adapter, saved))
     export_run(whole, tmp_path / "out")
     assert load(ModelConfig(model=str(tmp_path / "out"))).language_model.is_exact
+    adapter = export_run(whole, tmp_path / "adapter", adapter=True)
+    assert "trained over the base in nf4" in adapter.describe()[-1]
+    assert "A LoRA adapter of a base in nf4 trained" in (adapter.folder / "README.md").read_text()
 
 
 @needs_torchao
@@ -256,6 +260,17 @@ def test_a_scorer_learns_over_packed_weights(models: Path, tmp_path: Path) -> No
     saved = load_file(folder / "checkpoints" / "step-1" / "scorer-critic.safetensors")
     assert any(map(is_adapter, saved))
     assert not any(name.startswith("model.") and not is_adapter(name) for name in saved)
+
+
+@pytest.mark.parametrize(("bits", "warnings"), [(None, 0), ("int8", 0), ("nf4", 1)])
+def test_only_an_equally_rounded_teacher_is_the_same_model(
+    models: Path, caplog: pytest.LogCaptureFixture, bits: str | None, warnings: int
+) -> None:
+    teacher = {"type": "model", "model": str(models / "student"), "quantization": bits}
+    changes = {f"student.{key}": setting for key, setting in PACKED.items()} | {"teacher": teacher}
+    weights = {f"{part}/model.safetensors": "a" for part in ("student", "teacher")}
+    warn_of_equal_teacher(toy_recipe(models, changes), weights)
+    assert len(caplog.records) == warnings
 
 
 @pytest.mark.parametrize("name", FORMATS)
