@@ -121,6 +121,8 @@ def fingerprint(recipe: Recipe) -> str:
     for mapping in list(_list_mappings(settings)):
         if mapping.get("type") == "shapes" and mapping["asks"] == "any":
             del mapping["asks"], mapping["heldout_shows"], mapping["most"]
+        if "lora" in mapping and mapping["quantization"] is None:
+            del mapping["quantization"]
         if mapping.get("type") == "privileged" and mapping["images"] is None:
             del mapping["images"]
         if "pretrain" in mapping:

@@ -235,10 +235,11 @@ def use_gymnasium() -> None:
 
 @uses("quantization", "torchao")
 def use_quantization() -> None:
-    """Train under teachers in 8 and in 4 bits."""
+    """Train adapters over students in 8 and in 4 bits, under teachers in as many."""
     for name in ("int8", "nf4"):
         teacher = {"type": "model", "model": {**TINY, "seed": 2}, "quantization": name}
-        assert distil(teacher=teacher, task=LETTERS).summary["steps"] == 1
+        student = {"model": {**TINY, "seed": 1}, "lora": {"rank": 2}, "quantization": name}
+        assert distil(student=student, teacher=teacher, task=LETTERS).summary["steps"] == 1
 
 
 @uses("mcp", "mcp")

@@ -232,6 +232,10 @@ class StudentConfig(ModelConfig):
     trainable_layers: int | None = Field(
         default=None, ge=1, description="train only the last N layers; none: all"
     )
+    quantization: Literal["int8", "nf4"] | None = Field(
+        default=None,
+        description="fewer bits for the frozen linear layers under the adapters (QLoRA, 2305.14314)",
+    )
     train_encoder: bool = Field(
         default=False,
         description="also train the part that reads pictures or sounds",
@@ -243,6 +247,25 @@ class StudentConfig(ModelConfig):
     drafter: DrafterConfig | None = Field(
         default=None, description="train only a drafter for this model, see [drafters](drafters.md)"
     )
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        if self.quantization is None:
+            return self
+        excluded = {
+            "trainable_layers": self.trainable_layers,
+            "train_encoder": self.train_encoder,
+            "drafter": self.drafter,
+        }
+        for key, setting in excluded.items():
+            if setting:
+                raise ValueError(f"quantization: only with adapters in all layers; remove {key}")
+        if self.lora is None:
+            raise ValueError(
+                "quantization: rounded weights are frozen, so only adapters can be trained; set "
+                "lora: {rank: 16, alpha: 32}, or remove quantization"
+            )
+        return self
 
     @model_validator(mode="after")
     def _freeze_target(self) -> Self:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from practicum.costs import Footprint, GraphPlan, ModelDims, TrainableDims
-from practicum.models.config import ScorerConfig
+from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.ports import Backend
 from practicum.types import Datum, SampleRequest, ScoreRequest
 
@@ -28,7 +28,7 @@ class PaperModel:
 class PaperScalarDims:
     """Sizes of a weightless model with one output number per token, trained next to the student."""
 
-    dtype: str
+    config: StudentConfig
     dims: ModelDims
     trainable_dims: TrainableDims
     body: Footprint

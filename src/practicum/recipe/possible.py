@@ -271,7 +271,9 @@ def find_curriculum_problems(rollout: RolloutConfig, train: TrainConfig) -> list
     return []
 
 
-def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[str]:
+def find_engine_problems(
+    rollout: RolloutConfig, student: StudentConfig, is_trained_here: bool
+) -> list[str]:
     """Return the requirements of the recipe that its engine, if it has one, cannot meet."""
     if rollout.engine is None:
         return []
@@ -280,6 +282,11 @@ def find_engine_problems(rollout: RolloutConfig, is_trained_here: bool) -> list[
         problems.append(
             "rollout.engine: the student's weights are at a service, which samples itself; leave "
             "engine out"
+        )
+    if student.quantization is not None:
+        problems.append(
+            "rollout.engine: an engine holds all weights in full precision, and student.quantization "
+            "keeps them in fewer bits; remove one of them"
         )
     return problems
 

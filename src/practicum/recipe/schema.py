@@ -205,7 +205,7 @@ class Recipe(FrozenConfig):
         problems += find_curriculum_problems(self.rollout, self.train)
         problems += find_truncation_problem(self.objective, self.rollout)
         problems += find_speculation_problems(self.rollout, self.student, self.backend.type)
-        problems += find_engine_problems(self.rollout, self.backend.checkpoints_here)
+        problems += find_engine_problems(self.rollout, self.student, self.backend.checkpoints_here)
         evaluated = [
             path
             for path, schedule in self.schedules.items()

@@ -22,6 +22,7 @@ class StudentSection(TypedDict, total=False):
     longest_text: int | None
     lora: Mapping[str, Any] | None
     trainable_layers: int | None
+    quantization: Literal["int8", "nf4"] | None
     train_encoder: bool
     dropout: bool
     drafter: Mapping[str, Any] | None

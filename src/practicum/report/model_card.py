@@ -45,6 +45,8 @@ def build_card(facts: CardFacts) -> str:
         ],
     }
     kind = "A LoRA adapter" if facts.is_adapter else "A model"
+    if facts.is_adapter and recipe.student.quantization is not None:
+        kind += f" of a base in {recipe.student.quantization}"
     about = f": {make_printable(recipe.about)}" if recipe.about else ""
     lines = [
         f"---\n{_build_header(facts)}---",

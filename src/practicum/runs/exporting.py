@@ -23,6 +23,8 @@ class Export:
     """The address at the hub, if it was pushed."""
     format: str | None = None
     """The format of a drafter."""
+    quantization: str | None = None
+    """The format of the base's weights under an adapter."""
 
     def describe(self) -> list[str]:
         """Return lines with the files, their size, and how to load them."""
@@ -46,6 +48,11 @@ class Export:
             if Path(self.base).is_dir():
                 lines.append(
                     "the base model is a folder on this machine; users of the adapter also need it"
+                )
+            if self.quantization is not None:
+                lines.append(
+                    f"the adapter was trained over the base in {self.quantization}; over its exact "
+                    "weights it is another student"
                 )
         return lines if self.address is None else [*lines, f"pushed to {self.address}"]
 
@@ -91,7 +98,8 @@ def export_run(
                 f"{error} (the export is in {folder}; push it later with: hf upload {push_to_hub} "
                 f"{folder})"
             ) from None
-    return Export(folder, find_base(student.source) if adapter else None, address, format)
+    base = find_base(student.source) if adapter else None
+    return Export(folder, base, address, format, facts.recipe.student.quantization)
 
 
 def read_facts(run_folder: Path, *, is_adapter: bool, has_template: bool) -> CardFacts:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.models.config import ModelConfig
+from practicum.models.config import ScorerConfig
 from practicum.models.digests import digest_model
 from practicum.pictures import list_ids
 from practicum.ports import LoadedScalar, Model, Student
@@ -46,7 +46,10 @@ def warn_of_equal_teacher(recipe: Recipe, identity: Mapping[str, str]) -> None:
     """
     teacher, student = recipe.teacher, recipe.student
     weights = [_select_weights(identity, part) for part in ("student", "teacher")]
-    if not isinstance(teacher, ModelConfig) or not weights[0] or weights[0] != weights[1]:
+    if not isinstance(teacher, ScorerConfig) or not weights[0] or weights[0] != weights[1]:
+        return
+    # A rounded student can learn from its own weights in full precision.
+    if student.quantization not in (None, teacher.quantization):
         return
     if teacher.model_dump(include=PROMPTING) == student.model_dump(include=PROMPTING):
         log.warning(

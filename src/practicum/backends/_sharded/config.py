@@ -79,6 +79,11 @@ class ShardedConfig(MemoryConfig):
                 f"backend {backend!r} needs torch 2.9 or newer, for FSDP2 with weights apart, and "
                 f"torch {torch.__version__} is installed; install a newer one, or leave backend out"
             )
+        if student.quantization is not None:
+            problems.append(
+                f"student.quantization: {student.quantization!r} rounds whole matrices, and backend "
+                f"{backend!r} keeps them in shards; remove it, or leave backend out"
+            )
         if mixes_tokens:
             problems.append(
                 "rollout.source: it decodes token by token with the teacher, and processes "

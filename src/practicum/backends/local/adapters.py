@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from practicum.backends.local.language_model import find_layers
+from practicum.backends.local.quantising import PackedLinear, expand_weight
 from practicum.errors import ModelError
 from practicum.models.config import Lora
 
@@ -81,9 +82,12 @@ def add_adapters(
 
 @torch.no_grad()
 def merge_adapters(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the state dict under the base model's names, each adapter added to its weight."""
+    """Return the state dict under the base model's names, each adapter added to its weight.
+
+    Weights with fewer bits are expanded.
+    """
     weights = {name: w for name, w in model.state_dict().items() if not is_adapter(name)}
-    state = {strip_wrappers(name): weight for name, weight in weights.items()}
+    state = {strip_wrappers(name): expand_weight(weight) for name, weight in weights.items()}
     for name, adapter in list_adapted_weights(model):
         delta = adapter.get_delta_weight(ADAPTER_NAME)  # type: ignore[operator]
         state[name] = state[name] + delta.to(state[name].dtype)
@@ -114,7 +118,7 @@ def get_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 def is_linear_map(module: torch.nn.Module) -> bool:
     """Return True if a module only multiplies by its weight; some routers do more."""
-    if type(module).forward in (torch.nn.Linear.forward, Conv1D.forward):
+    if type(module).forward in (torch.nn.Linear.forward, Conv1D.forward, PackedLinear.forward):
         return True
     return isinstance(module, torch.nn.Linear) and _is_plain_product(module)
 

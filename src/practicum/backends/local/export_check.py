@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, read_model
+from practicum.backends.local.loading import LoadedModel, load_student, read_model
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
+from practicum.models.sources import is_adapter_folder
 from practicum.text.tokenizers import load_tokenizer
 
 PROBE_TEXT = (
@@ -55,9 +56,7 @@ def check_export(loaded: LoadedModel, folder: Path) -> None:
     config = ModelConfig(model=str(folder), dtype=dtype, device="cpu", trust_remote_code=is_allowed)
     with show_wait("reading it again to compare it with the student"):
         probe = _check_tokenizer(loaded, config)
-        exported = read_model(
-            str(folder), config, student.vocab_size, torch.device("cpu"), student.max_packed_tokens
-        )
+        exported = _read_folder(loaded, config)
         exported.check_split()
         # A student in bfloat16 keeps trained weights in float32 and rounds them in each product.
         exported = replace(exported, autocast=student.autocast)
@@ -70,6 +69,17 @@ def check_export(loaded: LoadedModel, folder: Path) -> None:
             f"{divergence:.2g} nats per token on a short text, and rounding explains {tolerance:g}); "
             "check that its config.json belongs to its weights"
         )
+
+
+def _read_folder(loaded: LoadedModel, config: ModelConfig) -> LanguageModel:
+    """Read the written folder; rounded weights under an adapter are rounded again."""
+    folder, settings, student = str(config.model), loaded.student, loaded.language_model
+    if settings is not None and settings.quantization is not None and is_adapter_folder(folder):
+        return load_student(
+            settings.model_copy(update={"model": folder, "device": "cpu"}), seed=0
+        ).language_model
+    device, packs = torch.device("cpu"), student.max_packed_tokens
+    return read_model(folder, config, student.vocab_size, device, packs)
 
 
 def _check_tokenizer(loaded: LoadedModel, config: ModelConfig) -> list[int]:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from practicum.backends.local.language_model import LanguageModel, find_layers, patch_forwards
 from practicum.backends.local.packing import compute_hidden_states
+from practicum.backends.local.quantising import is_packed
 from practicum.costs import GraphPlan
 from practicum.types import ScoreRequest
 
@@ -106,5 +107,7 @@ def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
 
 def _find_addresses(parameters: Iterable[torch.nn.Parameter]) -> set[int]:
     """Return the addresses of weights; of a sharded weight, the address of this rank's rows."""
-    local = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
+    # A packed weight is an attribute of its product and never saved.
+    stored = (p for p in parameters if not is_packed(p))
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in stored)
     return {weight.untyped_storage().data_ptr() for weight in local}

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from practicum.backends.local.language_model import LanguageModel, find_body
 from practicum.backends.local.prepared import list_linear_maps
-from practicum.backends.local.quantising import has_fewer_bits
+from practicum.backends.local.quantising import is_packed
 
 STATIC_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """The kinds of rotary embedding with angles that do not depend on the length of the text."""
@@ -74,9 +73,8 @@ def find_llama_weights(model: PreTrainedModel, *, merge: bool = True) -> LlamaWe
         return None
     body = find_body(model)
     weights = _merge_adapters(body) if merge else _separate_adapters(body)
-    # The decode steps cannot read quantized weights. A shard consists of tensors too, but it is not
-    # quantized.
-    if any(has_fewer_bits(w) for w in weights.values() if not isinstance(w, DTensor)):
+    # The decode steps cannot read quantized weights.
+    if any(map(is_packed, weights.values())):
         return None
     expected = {"embed_tokens.weight", "norm.weight"}
     layers: list[Mapping[str, Tensor]] = []

@@ -59,11 +59,15 @@ DECODING_NEEDS = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for use: body and head, its renderer, and the source of its weights."""
+    """A model ready for use: body and head, its renderer, and the source of its weights.
+
+    `student` holds the settings of a model that `load_student` loaded.
+    """
 
     language_model: LanguageModel
     renderer: Renderer
     source: str
+    student: StudentConfig | None = None
 
     @property
     def context_length(self) -> int:
@@ -260,7 +264,7 @@ def load_student(
     set_trainable(loaded.language_model.model, config, seed, loaded.source)
     if config.lora is not None and is_adapter_folder(loaded.source):
         copy_adapter(loaded.source, loaded.language_model.model)
-    return loaded
+    return replace(loaded, student=config)
 
 
 def load_by_role(

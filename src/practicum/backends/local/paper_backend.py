@@ -129,7 +129,7 @@ class LocalPaper(PaperBackend):
         model = loaded.language_model
         dims, learning = measure_dims(model), measure_trainable(model)
         footprint = measure_footprint(config, loaded.source, learning.layers)
-        self.record.scalars[name] = PaperScalarDims(config.dtype, dims, learning, footprint)
+        self.record.scalars[name] = PaperScalarDims(config, dims, learning, footprint)
         record = self.record
         scalar = PaperScalar(
             record.score_requests.setdefault(name, []), record.scalar_calls.setdefault(name, [])

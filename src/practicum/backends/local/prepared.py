@@ -18,7 +18,7 @@ from torch import Tensor
 from practicum.backends.local.language_model import LanguageModel, find_decoder, patch_forwards
 from practicum.backends.local.pages import page_out
 from practicum.backends.local.processor import is_amd
-from practicum.backends.local.quantising import has_fewer_bits
+from practicum.backends.local.quantising import PackedLinear, has_fewer_bits
 from practicum.functional.head import Head
 
 ROWS = 32
@@ -173,8 +173,8 @@ def list_linear_maps(
         for layer in body.modules():
             if isinstance(layer, Linear) and not layer.lora_variant:
                 base = layer.get_base_layer()
-                # Skip GPT-2's Conv1D, which stores its weight transposed.
-                if not isinstance(base, torch.nn.Linear):
+                # Skip GPT-2's Conv1D, which stores its weight transposed, and packed weights.
+                if not isinstance(base, torch.nn.Linear) or isinstance(base, PackedLinear):
                     continue
                 inside_adapters.update(layer.modules())
                 deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]

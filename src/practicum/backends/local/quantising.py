@@ -1,4 +1,4 @@
-"""Round the linear maps of a frozen model to fewer bits, except embeddings, norms and the head.
+"""Round the frozen linear maps of a model to fewer bits, except embeddings, norms and the head.
 
 torchao rounds to `int8` and `nf4` and multiplies with its own tensors. `nvfp4` is simulated here:
 weights are rounded to the values of the format and stored as before. This saves no memory, but the
@@ -8,15 +8,17 @@ scores are the same as from a teacher served with such weights. Activations are 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from practicum.backends.local.language_model import LanguageModel, find_decoder
 from practicum.errors import ModelError, RecipeError, suggest_install
-from practicum.models.config import ModelConfig, ScorerConfig
+from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.models.quantization import QUANTIZATIONS, QuantizationName
 
 NVFP4_BLOCK = 16
@@ -31,7 +33,7 @@ NF4_BLOCK, NF4_SCALES = 64, 256
 
 def quantise(language_model: LanguageModel, config: ModelConfig, source: str) -> None:
     """Round the weights of a model in place if its settings ask for it. Raises ModelError."""
-    name = config.quantization if isinstance(config, ScorerConfig) else None
+    name = config.quantization if isinstance(config, ScorerConfig | StudentConfig) else None
     if name is None:
         return
     layers = list(_list_layers(language_model, name, source))
@@ -44,11 +46,67 @@ def quantise(language_model: LanguageModel, config: ModelConfig, source: str) ->
             tensor = replace_weight(weight.detach())
             rounded[id(weight)] = torch.nn.Parameter(tensor, requires_grad=False)
         layer.weight = rounded[id(weight)]
+        if has_fewer_bits(layer.weight) and type(layer).forward is torch.nn.Linear.forward:
+            layer.__class__ = PackedLinear
+
+
+class PackedLinear(torch.nn.Linear):
+    """A linear layer with a frozen weight in fewer bits; its inputs receive a gradient."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the product with the weight, plus the bias."""
+        return _PackedProduct.apply(input, self.weight, self.bias)  # type: ignore[return-value]
+
+
+class _PackedProduct(torch.autograd.Function):
+    """A product that expands one matrix at a time, in both directions; the graph holds none."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # An attribute, since hooks on saved tensors cannot read a weight of several tensors.
+        ctx.weight = weight
+        operand = expand_weight(weight).to(rows.dtype) if _is_nf4(weight) else weight
+        return torch.nn.functional.linear(rows, operand, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return gradient @ expand_weight(ctx.weight).to(gradient.dtype), None, None
+
+
+def expand_weight(weight: Tensor) -> Tensor:
+    """Return a weight that torchao rounded in the model's own dtype, and any other weight as it is."""
+    if not is_packed(weight):
+        return weight
+    packed: Any = weight
+    if not _is_nf4(weight):
+        return packed.dequantize()
+    # torchao's own function gives the same numbers and takes three times as long: it looks each
+    # half of a byte up separately, with indices of 64 bits.
+    codes = torch.arange(256, device=weight.device)
+    pairs = packed.nf4[torch.stack((codes >> 4, codes & 15), dim=1)]
+    scales = packed.dequantize_scalers(
+        packed.quantized_scalers, packed.quantization_factor, packed.scaler_block_size
+    )
+    values = torch.nn.functional.embedding(packed.quantized_data.int(), pairs)
+    return values.view(-1, NF4_BLOCK).mul_(scales[:, None]).view(weight.shape)
+
+
+def _is_nf4(weight: Tensor) -> bool:
+    """Return True if a packed weight has torchao's format of 4 bits."""
+    from torchao.quantization import NF4Tensor  # type: ignore[import-not-found]
+
+    return isinstance(weight, NF4Tensor)
 
 
 def has_fewer_bits(weight: Tensor) -> bool:
     """Return True if a weight consists of several tensors, like torchao's quantized weights."""
     return is_traceable_wrapper_subclass(weight)
+
+
+def is_packed(weight: Tensor) -> bool:
+    """Return True if torchao rounded a weight; a shard consists of tensors too and is not rounded."""
+    return has_fewer_bits(weight) and not isinstance(weight, DTensor)
 
 
 def _list_layers(

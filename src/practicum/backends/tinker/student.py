@@ -108,6 +108,8 @@ def _list_student_problems(student: StudentConfig) -> Iterator[str]:
         yield "student.trainable_layers: adapters at a service are around all layers; leave it out"
     if student.train_encoder:
         yield "student.train_encoder: adapters at a service are of the text model; leave it out"
+    if student.quantization is not None:
+        yield "student.quantization: the base model is the service's; leave it out"
     if student.dropout:
         yield "student.dropout: how the model learns is the service's; leave it out"
     if student.dtype != "float32" or student.device != "auto" or student.trust_remote_code:

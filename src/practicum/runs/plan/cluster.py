@@ -125,7 +125,7 @@ def _build_learning(run: DryRun, name: str) -> LearningWork:
     return LearningWork(
         name=name,
         num_bytes=STATE_BYTES * learning.parameters
-        + count_frozen_bytes(scalar)
+        + count_frozen_bytes(scalar.config, scalar.dims, scalar.trainable_dims)
         + scalar.body.update.compute_bytes(longest),
         flops=sum(
             dims.count_hidden_flops(read.tokens, read.contexts)
@@ -133,7 +133,7 @@ def _build_learning(run: DryRun, name: str) -> LearningWork:
             else learning.count_update_flops(dims, read, 0)
             for verb, read in calls
         ),
-        item_bytes=get_item_bytes(scalar.dtype),
+        item_bytes=get_item_bytes(scalar.config.dtype),
     )
 
 

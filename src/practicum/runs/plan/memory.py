@@ -9,14 +9,16 @@ import psutil
 import torch
 
 from practicum.core.ram import read_total_memory
+from practicum.costs import ModelDims, TrainableDims
 from practicum.costs.segments import count_packed_tokens, split_by_tokens
 from practicum.errors import ResourceError
 from practicum.losses import compile_objective
 from practicum.losses.passes import build_score_requests, group_rows_into_passes
+from practicum.models.config import StudentConfig
 from practicum.models.quantization import count_weight_bytes
 from practicum.models.sources import find_base
 from practicum.objective import Objective
-from practicum.ports.paper import PaperRecord, PaperScalarDims
+from practicum.ports.paper import PaperRecord
 from practicum.runs.plan.dry_runs import DryRun
 from practicum.training.teacher_comparison import COMPARED_TOKENS
 from practicum.types import ScoreRequest
@@ -80,7 +82,6 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     recipe, record = run.recipe, run.record
     # Trained weights are stored in float32 for every dtype of the student.
     trained = FLOAT_BYTES * record.trainable_dims.parameters
-    frozen = record.dims.parameters - record.trainable_dims.parameters
     vocabulary_row = FLOAT_BYTES * record.dims.vocabulary
     resident, visiting, layouts = [0], [0], [0]
     bases: dict[str, int] = {}
@@ -97,9 +98,13 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     fitted = FLOAT_BYTES * sum(s.trainable_dims.parameters for s in record.scalars.values())
     always = {
         "Python and libraries": process + LIBRARY_BYTES,
-        "student": get_item_bytes(recipe.student.dtype) * frozen + trained,
+        "student": count_frozen_bytes(recipe.student, record.dims, record.trainable_dims) + trained,
         "teachers": sum(resident) + sum(bases.values()),
-        "scorers that learn": fitted + sum(map(count_frozen_bytes, record.scalars.values())),
+        "scorers that learn": fitted
+        + sum(
+            count_frozen_bytes(scalar.config, scalar.dims, scalar.trainable_dims)
+            for scalar in record.scalars.values()
+        ),
         "weights laid out for scoring": sum(layouts),
         "self-teachers' copies": FLOAT_BYTES
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
@@ -220,10 +225,10 @@ def _count_weight_bytes(run: DryRun, name: str) -> int:
     return count_weight_bytes(dims.parameters, dims.body, item_bytes, quantization)
 
 
-def count_frozen_bytes(scalar: PaperScalarDims) -> int:
-    """Return the bytes of the weights of a scorer that do not learn."""
-    frozen = scalar.dims.parameters - scalar.trainable_dims.parameters
-    return frozen * get_item_bytes(scalar.dtype)
+def count_frozen_bytes(config: StudentConfig, dims: ModelDims, learning: TrainableDims) -> int:
+    """Return the bytes of the weights of a student or a scorer that do not learn."""
+    frozen, item_bytes = dims.parameters - learning.parameters, get_item_bytes(config.dtype)
+    return count_weight_bytes(frozen, dims.body, item_bytes, config.quantization)
 
 
 def sends_hidden(run: DryRun, name: str) -> bool:
@@ -250,7 +255,9 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     rows = min(record.sampling_batch, completions)
     max_tokens = max(map(len, run.prompts), default=0) + new_tokens
     is_prepacked = rows > 0 and _is_prepacked(run, new_tokens)
-    laid_out = FLOAT_BYTES * (dims.body + dims.head) - _count_cached_weights(run)
+    # Packed weights have no layout of their own.
+    body = 0 if run.recipe.student.quantization else dims.body
+    laid_out = FLOAT_BYTES * (body + dims.head) - _count_cached_weights(run)
     return {
         "weights laid out for decoding": laid_out if is_prepacked else 0,
         "keys and values": dims.count_kv_bytes(rows * max_tokens, FLOAT_BYTES),
@@ -284,7 +291,9 @@ def _count_cached_weights(run: DryRun) -> int:
     Only the compiled step keeps such copies; the plan does not know which kind of step will decode.
     """
     record = run.record
-    if not _is_prepacked(run, run.recipe.rollout.max_new_tokens):
+    # The compiled step reads no packed weights.
+    new_tokens = run.recipe.rollout.max_new_tokens
+    if run.recipe.student.quantization or not _is_prepacked(run, new_tokens):
         return 0
     dims, learning = record.dims, record.trainable_dims
     frozen = dims.body * (dims.layers - learning.layers) // dims.layers
