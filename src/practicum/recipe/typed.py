@@ -236,7 +236,8 @@ class TaskSection(TypedDict, total=False):
     token_file: str | None
     shows: Literal["picture", "caption", "blank", "either"]
     heldout_shows: Literal["picture", "caption", "blank", "either"] | None
-    asks: Literal["one", "sum"] | Sequence[str]
+    asks: Literal["any", "list", "result"] | Sequence[str]
+    most: int
     files: int
     least_wrong: int
     inputs: int
