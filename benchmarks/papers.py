@@ -119,6 +119,9 @@ def fingerprint(recipe: Recipe) -> str:
     if not settings["student"]["train_encoder"]:
         del settings["student"]["train_encoder"]
     for mapping in list(_list_mappings(settings)):
+        if mapping.get("dtype") == "auto":
+            # What it is on a CPU, where lines are measured.
+            mapping["dtype"] = "float32"
         if mapping.get("type") == "shapes" and mapping["asks"] == "one":
             del mapping["asks"], mapping["heldout_shows"]
         if mapping.get("type") == "privileged" and mapping["images"] is None:

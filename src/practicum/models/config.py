@@ -9,6 +9,9 @@ from practicum.models.quantization import QuantizationName
 from practicum.models.starting_values import CAREFUL
 from practicum.types import FrozenConfig
 
+DtypeName = Literal["float32", "bfloat16"]
+"""The dtypes of matrix products."""
+
 
 class PretrainConfig(FrozenConfig):
     """Supervised training of a from-scratch model on the task's answers, before the run begins."""
@@ -94,8 +97,8 @@ class ModelConfig(FrozenConfig):
         description="folder of a model, an adapter or a run, hub name, packaged name, or from-scratch "
         "settings"
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     template: str | None = Field(
         default=None, description="a chat template (Jinja) instead of the model's own"
     )

@@ -26,7 +26,7 @@ from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
 from practicum.runs.ending import Ending
 from practicum.runs.examining import RunEvaluator
-from practicum.runs.identity import warn_of_equal_teacher
+from practicum.runs.identity import note_dtypes, warn_of_equal_teacher
 from practicum.runs.observers import (
     SECONDS_BETWEEN_CHECKPOINTS,
     CheckpointInterval,
@@ -86,6 +86,7 @@ class Session:
         first = 1 if checkpoint is None else checkpoint.step + 1
         # The recipe is checked before the journals are cut, so a refused resume loses no rows.
         identity = write_recipe(run_dir, recipe, components, changes, first, allow_changed)
+        note_dtypes(identity)
         if checkpoint is None:
             warn_of_equal_teacher(recipe, identity)
         components = open_traffic(run_dir, recipe, components, self.exit_stack)

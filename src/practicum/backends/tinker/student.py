@@ -110,7 +110,11 @@ def _list_student_problems(student: StudentConfig) -> Iterator[str]:
         yield "student.train_encoder: adapters at a service are of the text model; leave it out"
     if student.dropout:
         yield "student.dropout: how the model learns is the service's; leave it out"
-    if student.dtype != "float32" or student.device != "auto" or student.trust_remote_code:
+    if (
+        student.dtype not in ("auto", "float32")
+        or student.device != "auto"
+        or student.trust_remote_code
+    ):
         yield "student: dtype, device and trust_remote_code are the service's; leave them out"
 
 

@@ -109,7 +109,7 @@ def build_workload(run: DryRun) -> Workload:
         * FLOAT_BYTES,
         scorers=scorers,
         learners=tuple(_build_learning(run, name) for name in record.scalars),
-        item_bytes=get_item_bytes(recipe.student.dtype),
+        item_bytes=get_item_bytes(record.dtype),
     )
 
 

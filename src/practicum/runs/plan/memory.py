@@ -97,7 +97,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     fitted = FLOAT_BYTES * sum(s.trainable_dims.parameters for s in record.scalars.values())
     always = {
         "Python and libraries": process + LIBRARY_BYTES,
-        "student": get_item_bytes(recipe.student.dtype) * frozen + trained,
+        "student": get_item_bytes(record.dtype) * frozen + trained,
         "teachers": sum(resident) + sum(bases.values()),
         "scorers that learn": fitted + sum(map(count_frozen_bytes, record.scalars.values())),
         "weights laid out for scoring": sum(layouts),
@@ -271,7 +271,7 @@ def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
     """Return True if decoding lays out the student's weights, which only pays off for many
     tokens."""
     return (
-        run.recipe.student.dtype == "float32"
+        run.record.dtype == "float32"
         and platform.machine().lower() in ("x86_64", "amd64")
         and new_tokens >= run.record.min_prepack_tokens
         and torch.backends.mkldnn.is_available()
