@@ -122,6 +122,9 @@ def fingerprint(recipe: Recipe) -> str:
         if mapping.get("dtype") == "auto":
             # What it is on a CPU, where lines are measured.
             mapping["dtype"] = "float32"
+        if "rank" in mapping and mapping.get("targets") is None and not mapping.get("rslora"):
+            mapping.pop("targets", None)
+            mapping.pop("rslora", None)
         if mapping.get("type") == "shapes" and mapping["asks"] == "one":
             del mapping["asks"], mapping["heldout_shows"]
         if mapping.get("type") == "privileged" and mapping["images"] is None:
