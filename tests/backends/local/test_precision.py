@@ -164,3 +164,20 @@ def test_trained_weights_stay_float32_under_products_in_bfloat16(
     assert all(weight.dtype == torch.float32 for weight in weights.values())
     expected = named.language_model.trainable_parameters()
     assert all(weight.equal(expected[name]) for name, weight in weights.items())
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_on_cuda_a_student_is_rounded_and_its_angles_are_not(folder: Path, products: None) -> None:
+    student = load_student(StudentConfig(model=str(folder)), 0).language_model
+    teacher = load(ScorerConfig(model=str(folder))).language_model
+    assert student.device.type == teacher.device.type == "cuda"
+    assert student.autocast and not teacher.autocast
+    assert torch.get_float32_matmul_precision() == "high"
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder)
+    moved: Any = teacher.model
+    positions = torch.arange(8)[None] * 1001
+    expected = plain.model.rotary_emb(torch.zeros(1, 8, 4), positions)
+    found = moved.model.rotary_emb(torch.zeros(1, 8, 4).cuda(), positions.cuda())
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other.cpu(), one, rtol=0, atol=1e-3)
