@@ -123,6 +123,12 @@ def fingerprint(recipe: Recipe) -> str:
             del mapping["asks"], mapping["heldout_shows"], mapping["most"]
         if "lora" in mapping and mapping["quantization"] is None:
             del mapping["quantization"]
+        if mapping.get("dtype") == "auto":
+            # What it is on a CPU, where lines are measured.
+            mapping["dtype"] = "float32"
+        if "rank" in mapping and mapping.get("targets") is None and not mapping.get("rslora"):
+            mapping.pop("targets", None)
+            mapping.pop("rslora", None)
         if mapping.get("type") == "privileged" and mapping["images"] is None:
             del mapping["images"]
         if "pretrain" in mapping:

@@ -119,8 +119,9 @@ MEANINGS = {
     "PretrainConfig.steps": "AdamW steps",
     "PretrainConfig.batch": "answers in a step",
     "PretrainConfig.learning_rate": "falls linearly to 0",
-    "ModelConfig.dtype": "dtype of frozen weights and of matrix products; trained weights are float32",
-    "ModelConfig.device": "`auto`: CUDA if available",
+    "ModelConfig.dtype": "of frozen weights and of matrix products; trained weights are float32; `auto`: float32 on a "
+    "CPU; on CUDA bfloat16, or the dtype of the checkpoint for a frozen model",
+    "ModelConfig.device": "`auto`: CUDA if available, otherwise the CPU",
     "Lora.rank": "rank of each adapter",
     "Lora.alpha": "the adapter's output is scaled by alpha / rank",
     "privileged.demonstrations": "worked examples, each `{prompt: ..., answer: ...}`, shown as earlier turns",

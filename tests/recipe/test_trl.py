@@ -87,7 +87,9 @@ trainer = GRPOTrainer(
         epsilon_high=0.28, loss_type="dr_grpo", scale_rewards=False, use_vllm=True, num_train_epochs=2,
     ),
     train_dataset=dataset["train"],
-    peft_config=LoraConfig(r=16, lora_alpha=32, lora_dropout=0.1),
+    peft_config=LoraConfig(
+        r=16, lora_alpha=32, lora_dropout=0.1, use_rslora=True, target_modules=["q_proj", "v_proj"]
+    ),
 )
 """
 
@@ -202,6 +204,8 @@ def test_grpo_has_the_reward_and_an_anchor(convert: Convert, tmp_path: Path) -> 
     assert recipe["teacher"] == {"type": "none"} and recipe["rollout"]["n"] == 4
     assert recipe["train"]["prompts_per_step"] == 4
     assert recipe["train"]["steps"] == 6, "2 epochs of 10 rows, 4 prompts per step"
+    expected = {"rank": 16, "alpha": 32, "rslora": True, "targets": ["q_proj", "v_proj"]}
+    assert recipe["student"]["lora"] == expected
     reward, anchor = recipe["objective"]["losses"]
     assert reward == {"signal": "score(group_mean)", "correction": "ratio_clip(0.2, 0.28)"}
     assert anchor["against"] == "reference" and anchor["coefficient"] == 0.04

@@ -14,8 +14,10 @@ from practicum.errors import AlarmError, Interrupted, PracticumError, ResourceEr
 from practicum.monitors import Alarm
 from practicum.recipe import TrainConfig
 from practicum.recipe.schedule import ScheduleState
+from practicum.runs import observers
 from practicum.runs.ending import Ending
 from practicum.runs.observers import (
+    CheckpointInterval,
     FinishedStep,
     Observer,
     SaveCheckpoints,
@@ -56,7 +58,7 @@ def ending(steps: int = 4, **train: Any) -> Ending:
 
 
 def saving(spy: Spy, end: Ending, every: int | None = None) -> SaveCheckpoints:
-    return SaveCheckpoints(spy, spy.save, every, end, saved=0)  # type: ignore[arg-type]
+    return SaveCheckpoints(spy, spy.save, CheckpointInterval(every), end, saved=0)  # type: ignore[arg-type]
 
 
 class BehindSpy(Spy):
@@ -80,7 +82,9 @@ class BehindSpy(Spy):
 
 
 def saving_behind(spy: BehindSpy, steps: int) -> SaveCheckpoints:
-    return SaveCheckpoints(spy, spy.save, 1, ending(steps), saved=0, copy=spy.copy)  # type: ignore[arg-type]
+    return SaveCheckpoints(
+        spy, spy.save, CheckpointInterval(1), ending(steps), saved=0, copy=spy.copy
+    )  # type: ignore[arg-type]
 
 
 def observe(observers: Sequence[Observer], step: FinishedStep) -> None:
@@ -95,6 +99,24 @@ def test_a_checkpoint_is_saved_where_it_is_time_to_and_at_the_end_after_the_rows
         saver.on_step(finished(step))
     assert spy.calls == ["sync", (2, None), "sync", (4, None), "sync", (5, None)]
     assert saver.saved == 5
+
+
+def test_without_a_number_of_steps_the_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count from the start, then from the newest checkpoint, whatever it was saved for."""
+    clock = iter([0, 599, 600, 600, 900, 900, 1499, 1500, 1500, 9999])
+    monkeypatch.setattr(observers, "monotonic", lambda: next(clock))
+    spy = Spy()
+    saver = SaveCheckpoints(spy, spy.save, CheckpointInterval(None, 600), ending(9), saved=0)  # type: ignore[arg-type]
+    saver.on_step(finished(1))
+    assert spy.calls == []
+    saver.on_step(finished(2))
+    assert spy.calls == ["sync", (2, None)]
+    tagged = alarm("checkpoint")
+    saver.on_step(finished(3, tagged))
+    saver.on_step(finished(4))
+    assert spy.calls[2:] == ["sync", (3, tagged.describe())]
+    saver.on_step(finished(5))
+    assert spy.calls[4:] == ["sync", (5, None)]
 
 
 def test_in_the_background_a_step_is_saved_once_it_is_written_and_the_next_one_waits() -> None:

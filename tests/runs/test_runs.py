@@ -1,6 +1,7 @@
 """A run is a function of its recipe: stopped anywhere and resumed, it leaves the bytes of an uninterrupted run."""
 
 import errno
+import itertools
 import json
 import re
 import shutil
@@ -25,7 +26,8 @@ from toy import (
 from practicum.errors import CheckpointError, RecipeError, ResourceError
 from practicum.report import write_report
 from practicum.run_dir import saving
-from practicum.runs import open_run, open_student, run
+from practicum.run_dir.checkpoints import step_folders
+from practicum.runs import observers, open_run, open_student, run
 from practicum.runs.assembly import assemble_run
 from practicum.runs.resuming import list_length_dependent
 from practicum.studies.compare.outcomes import read_outcome
@@ -100,6 +102,34 @@ def test_stopped_and_resumed_twice_is_uninterrupted(
     )
     stopped = toy_run(models, out, changes, resume=True).folder
     assert_same_run(whole, stopped)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"rollout.max_staleness": 1}, marks=pytest.mark.long),
+        pytest.param({"train.save_in_background": True}, marks=pytest.mark.long),
+    ],
+    ids=["plain", "ahead", "in the background"],
+)
+def test_checkpoints_by_time_change_no_byte_and_a_killed_run_goes_on_from_them(
+    models: Path, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = STEPS | {"train.checkpoint_every": None, "train.keep_checkpoints": 9} | changes
+    whole = toy_run(models, tmp_path / "whole", changes).folder
+    assert [step for step, _ in step_folders(whole / "checkpoints")] == [6]
+    # Each look at the clock is five minutes after the last one.
+    clock = itertools.count(0, 300)
+    monkeypatch.setattr(observers, "monotonic", lambda: next(clock))
+    timed = toy_run(models, tmp_path / "timed", changes).folder
+    assert len(list(step_folders(timed / "checkpoints"))) > 2
+    assert_same_run(whole, timed)
+    out = tmp_path / "killed"
+    assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:5"}) == 137
+    resumed = toy_run(models, out, changes, resume=True).folder
+    assert rows(resumed / "starts.jsonl")[-1]["first"] > 1
+    assert_same_run(whole, resumed)
 
 
 @pytest.mark.long

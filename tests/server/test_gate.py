@@ -319,7 +319,7 @@ def test_models_have_names_and_students_are_some_of_them():
 
 
 def test_a_type_of_numbers_that_there_is_not_is_refused():
-    with pytest.raises(RecipeError, match="--dtype float16: write one of float32, bfloat16"):
+    with pytest.raises(RecipeError, match="--dtype float16: write one of auto, float32, bfloat16"):
         parse_models(ServerOptions(["a"], dtype="float16"))
     with pytest.raises(RecipeError, match="--device tpu: write one of auto, cpu, cuda"):
         parse_models(ServerOptions(["a"], device="tpu"))

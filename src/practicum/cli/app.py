@@ -416,8 +416,8 @@ def serve(  # noqa: PLR0913 - one a line of its help
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="a file of mode 0600 with the token")
     ] = None,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32 or bfloat16")] = "float32",
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda")] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto, float32 or bfloat16")] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps")] = "auto",
     request_tokens: Annotated[
         int,
         typer.Option(

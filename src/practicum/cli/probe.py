@@ -98,7 +98,7 @@ def compare_with_folder(url: str, folder: str, **fields: Any) -> tuple[Probe, Mo
     http = open_server(config)
     # Open the server before two models load, so that a wrong address fails early.
     with show_wait(f"reading {folder}"):
-        model = load_model(ScorerConfig(model=folder))
+        model = load_model(ScorerConfig(model=folder, dtype="float32"))
     vocabulary = model.renderer.vocab_size
     # The comparison itself finds and measures a shift by one position.
     result = probe(http, config.dialect, config.model, LARGEST_K, vocabulary, must_align=False)

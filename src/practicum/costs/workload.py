@@ -32,7 +32,7 @@ class Gpu:
 
 
 # https://www.nvidia.com/en-us/data-center/: the SXM versions, without sparsity. Products in float32
-# run at the rate of FP32: torch uses TF32 (h100: 495e12) only on request.
+# are planned at the rate of FP32; `dtype: auto` also allows TF32 (h100: 495e12).
 GPUS = {
     gpu.name: gpu
     for gpu in (

@@ -1,5 +1,6 @@
 """The settings of a model in a recipe: the source of its weights and the form of its prompts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -8,6 +9,9 @@ from pydantic import Field, WithJsonSchema, model_validator
 from practicum.models.quantization import QuantizationName
 from practicum.models.starting_values import CAREFUL
 from practicum.types import FrozenConfig
+
+DtypeName = Literal["float32", "bfloat16"]
+"""The dtypes of matrix products."""
 
 
 class PretrainConfig(FrozenConfig):
@@ -94,8 +98,8 @@ class ModelConfig(FrozenConfig):
         description="folder of a model, an adapter or a run, hub name, packaged name, or from-scratch "
         "settings"
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     template: str | None = Field(
         default=None, description="a chat template (Jinja) instead of the model's own"
     )
@@ -139,6 +143,18 @@ class ScorerConfig(ModelConfig):
         return self
 
 
+_KEYS_OF_PEFT = {
+    "dora": "the direction and size of a weight (DoRA) are not trained apart; remove it",
+    "use_dora": "the direction and size of a weight (DoRA) are not trained apart; remove it",
+    "modules_to_save": "next to adapters no module is trained as a whole; remove it, or leave lora out",
+    "use_rslora": "write rslora",
+    "target_modules": "write targets",
+    "r": "write rank",
+    "lora_alpha": "write alpha",
+}
+"""Names of peft's settings that are not keys of `Lora`, and what to write instead."""
+
+
 class Lora(FrozenConfig):
     """Low-rank adapters (2106.09685) on the linear layers and the experts."""
 
@@ -150,6 +166,20 @@ class Lora(FrozenConfig):
     alpha: float = Field(
         default=CAREFUL.alpha, gt=0, description="by the student: see [settings](settings.md)"
     )
+    targets: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="names of the modules with adapters, such as `q_proj`; none: all",
+    )
+    rslora: bool = Field(default=False, description="scale by alpha / sqrt(rank) instead (rsLoRA)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_adapters(cls, settings: object) -> object:
+        for key in settings if isinstance(settings, Mapping) else ():
+            if key in _KEYS_OF_PEFT:
+                raise ValueError(f"{key}: {_KEYS_OF_PEFT[key]}")
+        return settings
 
 
 class DrafterConfig(FrozenConfig):

@@ -456,6 +456,8 @@ class Model:
     """The way in which it decodes, if there are several: their tokens differ by rounding."""
     record: ModelRecord | None = None
     """The files that were loaded, if the run records them and they are here."""
+    dtype: str = ""
+    """The dtype of its products; empty if it is unknown here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,6 +480,8 @@ class Student:
     """The way in which it decodes, if there are several: their tokens differ by rounding."""
     record: ModelRecord | None = None
     """The files that were loaded, if the run records them and they are here."""
+    dtype: str = ""
+    """The dtype of its products; empty if it is unknown here."""
 
 
 class ScalarModel(StepFollower):
@@ -518,6 +522,8 @@ class LoadedScalar:
     trainable_dims: TrainableDims
     record: ModelRecord | None = None
     """The files that were loaded, if the run records them."""
+    dtype: str = ""
+    """The dtype of its products; empty if it is unknown here."""
 
 
 class Backend:
@@ -608,3 +614,5 @@ class BackendContext:
     """True if prompts have pictures; otherwise models of pictures only read texts."""
     keeps_records: bool = False
     """True if the files of models are recorded, and compared at each load."""
+    planned_device: str | None = None
+    """The type of device of a dry run; None: this machine's."""

@@ -41,6 +41,8 @@ class PaperRecord:
 
     dims: ModelDims
     trainable_dims: TrainableDims
+    dtype: str
+    """The dtype of the student's products."""
     body: Callable[[bool], Footprint]
     """Return the memory of a pass through the student, with activation checkpointing or without."""
     cut: Callable[[Sequence[Datum]], GraphPlan]

@@ -247,7 +247,9 @@ class TrainConfig(FrozenConfig):
         description="prompts by their pass rate: see [curricula](pipelines.md#prompts-of-a-stage)",
     )
     checkpoint_every: int | None = Field(
-        default=None, ge=1, description="steps between checkpoints; the last step is always saved"
+        default=None,
+        ge=1,
+        description="steps between checkpoints; none: ten minutes; the last step is always saved",
     )
     keep_checkpoints: int = Field(default=2, ge=1)
     metric_for_best_model: Literal["accuracy", "reverse_kl"] | None = Field(

@@ -185,10 +185,18 @@ def _convert_student(settings: TrlSettings) -> dict[str, Any]:
     lora = settings.script.lora
     if lora is not None:
         student["lora"] = {"rank": lora.get("r", 8), "alpha": lora.get("lora_alpha", 8)}
+        keys = {"r", "lora_alpha", "task_type"}
+        targets = lora.get("target_modules")
+        if isinstance(targets, list | tuple):
+            student["lora"]["targets"] = list(targets)
+            keys.add("target_modules")
+        if isinstance(lora.get("use_rslora"), bool):
+            student["lora"]["rslora"] = lora["use_rslora"]
+            keys.add("use_rslora")
         settings.notes += [
             f"not taken: LoraConfig.{key} = {setting!r}"
             for key, setting in lora.items()
-            if key not in ("r", "lora_alpha", "task_type")
+            if key not in keys
         ]
     return student
 

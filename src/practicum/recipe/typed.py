@@ -12,8 +12,8 @@ class StudentSection(TypedDict, total=False):
     """The section `student`."""
 
     model: str | Mapping[str, Any]
-    dtype: Literal["float32", "bfloat16"]
-    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["auto", "float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda", "mps"]
     template: str | None
     system: str | None
     thinking: bool | None
@@ -102,8 +102,8 @@ class TeacherSection(TypedDict, total=False):
     budget: float | None
     reuse: bool
     softness: float
-    dtype: Literal["float32", "bfloat16"]
-    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["auto", "float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda", "mps"]
     template: str | None
     thinking: bool | None
     stop: Sequence[str] | str | None

@@ -194,9 +194,9 @@ def place_videos(
         texts, parts, filled = list[str](), list(turns[number].images), list[str]()
         for text in re.split(f"({VIDEO}|{IMAGE}|{AUDIO})", turns[number].content):
             if text == VIDEO:
-                merged += (shown := frames.pop(0))
-                filled += [""] * len(shown)
-                text = IMAGE * len(shown)
+                merged += (stills := frames.pop(0))
+                filled += [""] * len(stills)
+                text = IMAGE * len(stills)
             elif text in (IMAGE, AUDIO):
                 filled.append(parts.pop(0) if parts else "")
                 if text == IMAGE and not filled[-1] and waiting:

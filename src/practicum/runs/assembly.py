@@ -65,6 +65,7 @@ from practicum.runs.identity import (
     digest_tokenizer,
     digest_tools,
     name_decoding,
+    name_dtype,
 )
 from practicum.runs.opening import (
     add_tools,
@@ -156,11 +157,12 @@ def assemble_run(
 
 
 def assemble_on_paper(
-    recipe: Recipe, models: Path, answer_tokens: int
+    recipe: Recipe, models: Path, answer_tokens: int, device: str | None = None
 ) -> tuple[RunComponents, PaperBackend]:
     """Assemble a dry run of weightless models; every completion has `answer_tokens` tokens.
 
-    Also returns its backend, which records the requests.
+    Also returns its backend, which records the requests. `device` is the type of the planned device
+    (None: this machine's).
     """
     # Backends of other packages need not have this function.
     build = vars(load_plugin("backends", recipe.backend.type)).get("build_on_paper")
@@ -170,7 +172,8 @@ def assemble_on_paper(
             "unknown; leave backend out to plan the recipe here"
         )
     inputs = _prepare_inputs(recipe, models)
-    paper = build(recipe.backend, inputs.backend_context, answer_tokens)
+    context = replace(inputs.backend_context, planned_device=device)
+    paper = build(recipe.backend, context, answer_tokens)
     return _Assembly(inputs, paper, on_paper=True).build(), paper
 
 
@@ -369,7 +372,12 @@ class _Assembly(TeacherServices):
         if problem := student.trainer.explain_unsupported(recipe.objective):
             raise CapabilityError(problem)
         is_local = recipe.backend.checkpoints_here
-        self.identities.append(lambda: digest_student(student, is_local=is_local))
+        self.identities.append(
+            lambda: (
+                digest_student(student, is_local=is_local)
+                | name_dtype("student", recipe.student, student)
+            )
+        )
         meter = ledger.meter("student")
         if student.dims is not None:
             ledger.dims["student"] = student.dims
@@ -507,11 +515,16 @@ class _Assembly(TeacherServices):
                 "false and rollout.source: student"
             )
         self.identities.append(
-            lambda: add_prefix(path, digest_loaded(model)) | name_decoding(path, model)
+            lambda: (
+                add_prefix(path, digest_loaded(model))
+                | name_decoding(path, model)
+                | name_dtype(path, config, model)
+            )
         )
         if model.dims is not None:
             self.ledger.dims[path] = model.dims
-        self.scorers.append(ScorerInfo(path, model.renderer, model.dims, config, model.client))
+        settings = config.model_copy(update={"dtype": model.dtype or "float32"})
+        self.scorers.append(ScorerInfo(path, model.renderer, model.dims, settings, model.client))
         # Render once, so that a missing chat template is an error before the first step.
         role = self.recipe.reference if is_reference else self.recipe.teacher
         hides_media = role is not None and any(config.hides_media for _, config in walk(role))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.models.config import ScorerConfig
+from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.models.digests import digest_model
 from practicum.pictures import list_ids
 from practicum.ports import LoadedScalar, Model, Student
@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 DECODING = "decoding"
 """The name in an identity of the way in which a model decodes."""
+
+DTYPE = "dtype"
+"""The name in an identity of the dtype that `dtype: auto` chose for a model."""
 
 PROMPTING = {"template", "system", "thinking"}
 """Settings that determine how a model reads a prompt."""
@@ -82,6 +85,27 @@ def digest_tokenizer(part: str, renderer: Renderer) -> dict[str, str]:
 def name_decoding(part: str, model: Student | Model) -> dict[str, str]:
     """Return the way in which a model decodes, if there are several."""
     return {f"{part}/{DECODING}": model.decoding} if model.decoding else {}
+
+
+def name_dtype(
+    part: str, config: ModelConfig, model: Student | Model | LoadedScalar
+) -> dict[str, str]:
+    """Return the dtype that `dtype: auto` chose, unless it is float32 as on a CPU."""
+    is_chosen = config.dtype == "auto" and model.dtype not in ("", "float32")
+    return {f"{part}/{DTYPE}": model.dtype} if is_chosen else {}
+
+
+def note_dtypes(identity: Mapping[str, str]) -> None:
+    """Log the dtypes that `dtype: auto` chose on a GPU."""
+    chosen = {name.rpartition("/")[0]: d for name, d in identity.items() if is_dtype(name)}
+    if chosen:
+        products = ", ".join(f"{part} {dtype}" for part, dtype in chosen.items())
+        log.info(f"dtype: auto: {products}; other products in float32, in TF32 where it is allowed")
+
+
+def is_dtype(name: str) -> bool:
+    """Return True if an entry of an identity is the dtype of a model."""
+    return name.rpartition("/")[2] == DTYPE
 
 
 def add_prefix(part: str, digests: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.errors import PracticumError, RecipeError, ResourceError, TooFewGpus, WorkerLost
+from practicum.models.devices import explain_missing_operations
 from practicum.monitors.settings import replace_pauses
 from practicum.objective import Objective
 from practicum.ports import Task
@@ -132,7 +133,7 @@ def run_in_folder(
             try:
                 with ExitStack() as exit_stack:
                     session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
-                    with _write_error(run_dir):
+                    with _write_error(run_dir), explain_missing_operations():
                         return session.execute(allow_changed, resume=resume)
             except WorkerLost as loss:
                 losses += 1

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
 from practicum.core.options import spell_options
 from practicum.core.stopping import Stop
@@ -26,6 +27,9 @@ from practicum.runs.records import RunJournals
 from practicum.types import Metrics, StepResult
 
 log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_CHECKPOINTS = 600.0
+"""The time between checkpoints of a recipe without `train.checkpoint_every`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,20 @@ def check_signals(stop: Stop, ending: Ending, step: FinishedStep) -> None:
     ending.signal = stop()
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointInterval:
+    """The distance between regular checkpoints in steps, or in seconds since the newest one."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def is_over(self, step: int, saved_at: float) -> bool:
+        """Return True if a checkpoint is due after a step; the newest is from `saved_at`."""
+        if self.steps is not None and step % self.steps == 0:
+            return True
+        return self.seconds is not None and monotonic() - saved_at >= self.seconds
+
+
 class SaveCheckpoints:
     """Save checkpoints at regular and at best steps, when an alarm asks, and when the run ends.
 
@@ -99,17 +117,18 @@ class SaveCheckpoints:
         self,
         records: RunJournals,
         save: Callable[[int, str | None], None],
-        every: int | None,
+        interval: CheckpointInterval,
         ending: Ending,
         saved: int,
         copy: Callable[[int], Callable[[], None]] | None = None,
         best: BestTracker | None = None,
     ) -> None:
         self.saved = saved
+        self._saved_at = monotonic()
         self._best = best or BestTracker(None)
         self._records = records
         self._save = save
-        self._every = every
+        self._interval = interval
         self._ending = ending
         self._copy = copy
         self._writer = ThreadPoolExecutor(1, "checkpoints")
@@ -124,7 +143,7 @@ class SaveCheckpoints:
             self._settle()
         tag = build_tag(step.alarms)
         is_best = self._best.update(step.number, step.metrics)
-        is_regular = is_best or (self._every is not None and step.number % self._every == 0)
+        is_regular = is_best or self._interval.is_over(step.number, self._saved_at)
         is_last = self._ending.is_last(step.number) or self._ending.signal is not None
         # A checkpoint that ends the run or is kept for ever is written before the run continues.
         if is_last or tag is not None or (is_regular and self._copy is None):
@@ -132,6 +151,7 @@ class SaveCheckpoints:
         elif is_regular and self._copy is not None:
             self._settle()
             self._records.sync()
+            self._saved_at = monotonic()
             # The thread runs in a copy of this context, so that it logs to the console of this run.
             write = partial(copy_context().run, self._copy(step.number))
             self._pending = step.number, self._writer.submit(write)
@@ -141,7 +161,7 @@ class SaveCheckpoints:
         self._settle()
         self._records.sync()
         self._save(step, tag)
-        self.saved = step
+        self.saved, self._saved_at = step, monotonic()
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written; log its error, because another error is raised."""

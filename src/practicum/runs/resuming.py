@@ -12,7 +12,7 @@ from practicum.recipe import Recipe, resolve_recipe
 from practicum.recipe.schedule import needs_run_length
 from practicum.run_dir import Difference, RunDir
 from practicum.runs.assembly import RunComponents
-from practicum.runs.identity import DECODING
+from practicum.runs.identity import DECODING, is_dtype
 from practicum.runs.opening import open_run
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ def write_recipe(
         before, may_differ = saved.get("identity", {}), "backend.decoding" in allow_changed
         # Changed files also change the decoding, so the files are compared first.
         _compare_files(run_dir, before, identity)
+        _compare_dtypes(run_dir, before, identity)
         changes = [*changes, *_compare_decoding(run_dir, before, identity, may_differ)]
         # Steps that are repeated from an earlier checkpoint run with the newer value.
         earlier = [
@@ -110,7 +111,11 @@ def write_recipe(
 def _compare_files(run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
     """Raise RecipeError if model files, prompts or held-out rows changed since the run began."""
     saved_files, current_files = (
-        {name: text for name, text in identity.items() if not _is_decoding(name)}
+        {
+            name: text
+            for name, text in identity.items()
+            if not (_is_decoding(name) or is_dtype(name))
+        }
         for identity in (saved, current)
     )
     changed = folders.list_changed_parts(saved_files, current_files)
@@ -155,6 +160,18 @@ def _compare_decoding(
             f"{_advise_new()}"
         )
     return differences
+
+
+def _compare_dtypes(run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+    """Raise RecipeError if `dtype: auto` chooses another dtype than when the run began."""
+    for name in sorted(filter(is_dtype, {**saved, **current})):
+        before, after = (identity.get(name, "float32") for identity in (saved, current))
+        if before != after:
+            raise RecipeError(
+                f"{run_dir.path}: dtype: auto was {before} for the {name.rpartition('/')[0]} when the "
+                f"run began and is {after} here; resume on the kind of device that it began on, or "
+                f"{_advise_new()}"
+            )
 
 
 def _log_new_length(recipe: Recipe, changes: Sequence[Difference]) -> None:

@@ -28,7 +28,7 @@ from practicum.ports.notes import Note, NoteContext, name_note_role
 from practicum.ports.scoring import Scorer, ScorerContext, name_role
 from practicum.recipe import Recipe
 from practicum.rollouts import NOTE_KINDS
-from practicum.runs.identity import add_prefix, digest_loaded
+from practicum.runs.identity import add_prefix, digest_loaded, name_dtype
 from practicum.runs.opening import resolve_model
 from practicum.text import Renderer, compare_renderers
 
@@ -104,7 +104,9 @@ class ScorerBuilder:
                 "of the student"
             )
         if config is not None:
-            self.identities.append(lambda: add_prefix(role, digest_loaded(loaded)))
+            self.identities.append(
+                lambda: add_prefix(role, digest_loaded(loaded)) | name_dtype(role, config, loaded)
+            )
         return self._meter(role, loaded)
 
     def _share_student(self, role: str) -> MeteredScalar:

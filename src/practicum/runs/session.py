@@ -26,8 +26,10 @@ from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
 from practicum.runs.ending import Ending
 from practicum.runs.examining import RunEvaluator
-from practicum.runs.identity import warn_of_equal_teacher
+from practicum.runs.identity import note_dtypes, warn_of_equal_teacher
 from practicum.runs.observers import (
+    SECONDS_BETWEEN_CHECKPOINTS,
+    CheckpointInterval,
     Observer,
     SaveCheckpoints,
     check_signals,
@@ -84,6 +86,7 @@ class Session:
         first = 1 if checkpoint is None else checkpoint.step + 1
         # The recipe is checked before the journals are cut, so a refused resume loses no rows.
         identity = write_recipe(run_dir, recipe, components, changes, first, allow_changed)
+        note_dtypes(identity)
         if checkpoint is None:
             warn_of_equal_teacher(recipe, identity)
         components = open_traffic(run_dir, recipe, components, self.exit_stack)
@@ -223,12 +226,19 @@ class Session:
         return SaveCheckpoints(
             records,
             lambda step, tag: prepare(step, tag, is_copied=False)(),
-            train.checkpoint_every,
+            self._choose_interval(),
             ending,
             saved,
             copy=partial(prepare, is_copied=True) if train.save_in_background else None,
             best=best,
         )
+
+    def _choose_interval(self) -> CheckpointInterval:
+        """Return the recipe's steps between checkpoints, or ten minutes if it sets none."""
+        steps = self.recipe.train.checkpoint_every
+        # A service deletes no checkpoint, so only the recipe decides how many there are.
+        is_timed = steps is None and self.recipe.backend.checkpoints_here
+        return CheckpointInterval(steps, SECONDS_BETWEEN_CHECKPOINTS if is_timed else None)
 
     def _find_synchronous_roles(self) -> list[str]:
         """Return the roles that follow the student; only the training thread may query them."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from practicum.core.access import name_place, read_admission
 from practicum.errors import RecipeError, ResourceError, suggest_install
@@ -28,7 +29,9 @@ descriptions.
 M_ARENA_MAX = -8
 """The option's number in glibc's malloc.h."""
 
-DTYPES, DEVICES = ("float32", "bfloat16"), ("auto", "cpu", "cuda")
+DTYPES, DEVICES = (
+    get_args(ModelConfig.model_fields[key].annotation) for key in ("dtype", "device")
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class ServerOptions:
     out: Path = Path("served")
     memory_gib: float | None = None
     token_file: Path | None = None
-    dtype: str = "float32"
+    dtype: str = "auto"
     device: str = "auto"
     request_tokens: int = 2**21
 

@@ -33,7 +33,9 @@ class Config(TeacherConfig, ScorerConfig):
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Load the model and check that its tokens agree with the student's."""
     model = context.load_model(config)
-    loaded = _name_folder(config, model.source)
+    loaded = _name_folder(config, model.source).model_copy(
+        update={"dtype": model.dtype or config.dtype}
+    )
     client = context.wrap_client(model.client, lambda folder: compute_fingerprint(loaded))
     client = translate_client(client, model.renderer, context)
     return ClientTeacher(context.count_client(client), model.renderer)
@@ -48,7 +50,9 @@ def compute_fingerprint(config: ModelConfig) -> str:
     # The template is not part of it: a key in the store holds the tokens of the rendered prompt.
     bits = config.quantization if isinstance(config, ScorerConfig) else None
     # Stores of unquantized models keep the keys from before quantization was supported.
-    facts = [config.dtype, _identify(config), *([bits] if bits else [])]
+    # `build` names the dtype that `auto` chose, and on a CPU it is float32.
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    facts = [dtype, _identify(config), *([bits] if bits else [])]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -2,10 +2,11 @@
 
 import json
 import warnings
+from functools import partial
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from backends.folders import change_json, model_folder
@@ -73,10 +74,12 @@ def test_a_student_with_lora_goes_on_with_the_adapter_itself(tmp_path):
         ({"r": 2}, r"rank 2 and alpha 8 and student\.lora rank 4 and alpha 8; set"),
         ({"use_rslora": True}, r"rank 4 and alpha 16 and student\.lora rank 4 and alpha 8"),
         ({"target_modules": ["q_proj"]}, r"adapts 2 weights and student\.lora 14 \(it does not"),
-        ({"use_dora": True}, r"more than plain low-rank adapters"),
-        ({"bias": "all"}, r"more than plain low-rank adapters"),
+        ({"target_modules": ["q_proj"]}, r"set the same modules in student\.lora\.targets, or"),
+        ({"use_dora": True}, r"more than plain low-rank adapters \(LORA, use_dora\)"),
+        ({"bias": "all"}, r"more than plain low-rank adapters \(LORA, bias\)"),
+        ({"modules_to_save": ["norm"]}, r"low-rank adapters \(LORA, modules_to_save\)"),
     ],
-    ids=["rank", "scale", "targets", "dora", "bias"],
+    ids=["rank", "scale", "targets", "advice", "dora", "bias", "saved modules"],
 )
 def test_other_adapters_than_the_recipes_cannot_be_trained_on(tmp_path, settings, message):
     base = model_folder(tmp_path / "base")
@@ -88,12 +91,63 @@ def test_other_adapters_than_the_recipes_cannot_be_trained_on(tmp_path, settings
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("choices", [{}, {"use_dora": True}, {"use_rslora": True}], ids=str)
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"modules_to_save": ["norm"]},
+        {"target_modules": ["q_proj", "down_proj"], "rank_pattern": {"q_proj": 2}},
+    ],
+    ids=str,
+)
 def test_every_kind_of_adapter_is_merged_as_peft_does(tmp_path, choices):
     base = model_folder(tmp_path / "base")
     expected = adapter_folder(tmp_path / "adapter", base, **choices)
     found = logits(load(ModelConfig(model=str(tmp_path / "adapter"))).language_model.model)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [
+        (
+            partial(LoraConfig, target_modules=["q_proj"], alora_invocation_tokens=[1]),
+            "LORA, alora_invoc",
+        ),
+        (partial(PromptTuningConfig, num_virtual_tokens=2), "PROMPT_TUNING"),
+    ],
+    ids=["activated", "prompt"],
+)
+def test_an_adapter_that_is_no_change_of_weights_is_refused_by_name(tmp_path, build, kind):
+    base = model_folder(tmp_path / "base")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), build(task_type="CAUSAL_LM"))
+    model.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ModelError, match=rf"\({kind}.*is no change of weights") as error:
+        load(ModelConfig(model=str(tmp_path / "adapter")))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "settings"),
+    [
+        ({"rslora": True}, {"use_rslora": True}),
+        ({"targets": ("q_proj", "v_proj")}, {"target_modules": ["q_proj", "v_proj"]}),
+    ],
+    ids=["scale", "targets"],
+)
+def test_a_student_goes_on_with_an_adapter_of_the_same_settings(tmp_path, written, settings):
+    base = model_folder(tmp_path / "base")
+    expected = adapter_folder(tmp_path / "adapter", base, **settings)
+    lora = Lora(rank=4, alpha=8, **written)
+    loaded = load_student(StudentConfig(model=str(tmp_path / "adapter"), lora=lora), 0)
+    torch.testing.assert_close(logits(loaded.language_model.model), expected, rtol=1e-5, atol=1e-5)
+    found = write_and_read(loaded, base, tmp_path / "out")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    again = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (again["r"], again["lora_alpha"]) == (4, 8)
+    assert again["use_rslora"] == settings.get("use_rslora", False)
 
 
 def test_digests_cover_the_adapter_and_its_base(tmp_path):

@@ -5,13 +5,19 @@ from collections import Counter
 
 import pytest
 import torch
+from pydantic import ValidationError
 from toy import in_check
 from transformers import AutoModelForCausalLM
 
 from backends.folders import model_folder
 from backends.mixtures import FAMILIES, family_folder
 from backends.toys import toy_data
-from practicum.backends.local.adapters import PARTS, add_adapters, is_linear_map
+from practicum.backends.local.adapters import (
+    PARTS,
+    add_adapters,
+    is_linear_map,
+    list_adapted_weights,
+)
 from practicum.backends.local.export import export
 from practicum.backends.local.hosted import add_shared_adapters
 from practicum.backends.local.loading import load, load_student
@@ -181,6 +187,59 @@ def test_half_of_a_layer_is_adapted_where_that_is_asked(folders, family):
     assert all("attn" in name for name in halves[0]) and not any(
         "attn" in name for name in halves[1]
     )
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_only_the_modules_that_are_named_are_adapted(folders, family):
+    """A name is the end of a path, of a linear map or of a weight that holds all experts."""
+    names = sorted(ADAPTED[family])
+    for name in names:
+        for target in {name, name.rpartition(".")[2]}:
+            lora = Lora(rank=2, targets=(target,))
+            model = load_student(StudentConfig(model=str(folders(family)), lora=lora), 0)
+            assert adapted_names(model.language_model.model) == {
+                other: count
+                for other, count in ADAPTED[family].items()
+                if f".{other}".endswith(f".{target}")
+            }
+    lora = Lora(rank=2, targets=(names[0], "c_nothing"))
+    with pytest.raises(ModelError, match=r"targets: no module named c_nothing .* there are ") as e:
+        load_student(StudentConfig(model=str(folders(family)), lora=lora), 0)
+    assert names[0].rpartition(".")[2] in str(e.value) and "\n" not in str(e.value)
+
+
+def test_rslora_scales_by_the_root_of_the_rank(folders):
+    folder = folders(next(iter(FAMILIES)))
+    adapters = [
+        dict(
+            list_adapted_weights(
+                load_student(
+                    StudentConfig(model=str(folder), lora=Lora(rank=4, alpha=alpha, rslora=rslora)),
+                    0,
+                ).language_model.model
+            )
+        )
+        for alpha, rslora in ((8, True), (16, False))
+    ]
+    for name, adapter in adapters[0].items():
+        assert adapter.scaling == adapters[1][name].scaling == {"default": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("use_dora", "not trained apart"),
+        ("dora", "not trained apart"),
+        ("modules_to_save", "leave lora out"),
+        ("use_rslora", "write rslora"),
+        ("target_modules", "write targets"),
+    ],
+)
+def test_other_settings_of_peft_are_refused_by_name(key, remedy):
+    with pytest.raises(ValidationError) as error:
+        Lora.model_validate({"rank": 4, key: True})
+    (problem,) = error.value.errors()
+    assert f"{key}: " in problem["msg"] and remedy in problem["msg"]
 
 
 def test_attention_is_found_whatever_a_family_calls_it(folders):

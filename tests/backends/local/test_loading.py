@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 from backends.folders import ALPHABET, TOKENS, change_json, change_weights, model_folder
 from backends.tiny import ARCHITECTURES
 from backends.toys import toy_data
-from practicum.backends.local import scratch
+from practicum.backends.local import language_model, scratch
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import (
@@ -289,6 +289,25 @@ def test_cuda_that_is_not_there(folder):
         "device is 'cuda', but no CUDA device is available; set device: auto or cpu",
         device="cuda",
     )
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has MPS")
+def test_mps_that_is_not_there(folder):
+    refused(
+        folder,
+        "device is 'mps', but this torch or this machine has no MPS; set device: auto or cpu",
+        device="mps",
+    )
+
+
+def test_an_operation_that_mps_lacks_is_no_mistake_of_the_sizes(folder, monkeypatch):
+    def fail(_: object) -> None:
+        raise NotImplementedError(
+            "The operator 'aten::erfc' is not currently implemented for the MPS device."
+        )
+
+    monkeypatch.setattr(language_model.LanguageModel, "check_split", fail)
+    refused(folder, "device is 'mps', and this torch has no aten::erfc there; set device: cpu")
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from practicum.backends.local.config import MemoryConfig
 from practicum.backends.local.device_limits import build_limits
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.native import name_decoding
+from practicum.backends.local.precision import name_dtype
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.core.faults import VARIABLE, inject_fault
@@ -105,6 +106,7 @@ def describe_model(loaded: LoadedModel) -> dict[str, Any]:
         "source": loaded.source,
         "dims": measure_dims(model),
         "decoding": name_decoding(model),
+        "dtype": name_dtype(model),
     }
 
 

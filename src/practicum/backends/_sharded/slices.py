@@ -32,6 +32,7 @@ from practicum.backends._sharded.sharding import (
 from practicum.backends.local.language_model import Decoding, LanguageModel
 from practicum.backends.local.loading import check_finite, fix_length, set_trainable
 from practicum.backends.local.packing import enable_packing, find_max_packed_length
+from practicum.backends.local.precision import DTYPES, choose_dtype, prepare_products
 from practicum.backends.local.trial import can_decode_natively
 from practicum.backends.local.unused_settings import drop_unused_settings
 from practicum.errors import ModelError
@@ -72,14 +73,15 @@ def read_sharded_model(
     is_merged = is_adapter_folder(source) and not _has_adapters(config)
     if config.trust_remote_code or is_merged:
         return None
-    model = _build_on_meta(find_base(source), config)
+    name = choose_dtype(config, source, device.type)
+    model = _build_on_meta(find_base(source), DTYPES[name])
     dtype = model.dtype
     stored = _match_weights(model, _list_weights(find_base(source)))
     if stored is None:
         return None
     if isinstance(config, StudentConfig) and config.lora is None:
         set_trainable(model, config, seed, source)
-    language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
+    language_model = LanguageModel(model, vocab_size, autocast=name == "bfloat16")
     # The attention is replaced while the classes are still transformers' own. The packed length is
     # set below.
     language_model = enable_packing(language_model, 1)
@@ -87,6 +89,7 @@ def read_sharded_model(
     weights = _allocate(model, weights, device)
     _fill(model, stored, dtype)
     language_model = fix_length(language_model, config)
+    prepare_products(config, model, device)
     model.eval()
     if isinstance(config, StudentConfig) and config.lora is not None:
         set_trainable(model, config, seed, source)
@@ -120,13 +123,11 @@ def _has_adapters(config: ModelConfig) -> bool:
     return isinstance(config, StudentConfig) and config.lora is not None
 
 
-def _build_on_meta(source: str, config: ModelConfig) -> PreTrainedModel:
+def _build_on_meta(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """Build the modules without memory, all weights frozen."""
     described = AutoConfig.from_pretrained(source)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            described, dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-        )
+        model: Any = AutoModelForCausalLM.from_config(described, dtype=dtype)
     model.name_or_path = source
     drop_unused_settings(model, source)
     model.requires_grad_(False)

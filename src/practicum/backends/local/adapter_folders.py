@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, load_peft_weights
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -20,11 +20,30 @@ from practicum.backends.local.pictures import choose_class
 from practicum.errors import ModelError
 from practicum.text.tokenizers import UNREADABLE, shorten_error
 
+FEATURES = (
+    "use_dora",
+    "modules_to_save",
+    "bias",
+    "lora_bias",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "layer_replication",
+)
+"""Settings of peft's LoRA under which an adapter is more than two factors for each weight."""
+
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
     """Return the base model with the adapter merged into new weights; the base does not change."""
     # Merging in place would change every model that shares these weights.
-    return _read_adapter(model, folder).merge_and_unload(safe_merge=True)  # type: ignore[operator]
+    adapted = _read_adapter(model, folder)
+    settings = adapted.peft_config[ADAPTER_NAME]
+    if settings.is_prompt_learning or _find_features(settings) & {"alora_invocation_tokens"}:
+        raise ModelError(
+            f"{folder}: its adapter ({_describe_kind(settings)}) is no change of weights, so it cannot "
+            "be merged; use an adapter of weights, such as LoRA"
+        )
+    return adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator]
 
 
 @torch.no_grad()
@@ -36,12 +55,9 @@ def copy_adapter(folder: str, model: PreTrainedModel) -> None:
     """
     saved = _read_adapter(_build_skeleton(model), folder)
     settings = saved.peft_config[ADAPTER_NAME]
-    is_plain = isinstance(settings, LoraConfig) and not (
-        settings.use_dora or settings.modules_to_save or settings.bias != "none"
-    )
-    if not is_plain:
+    if not isinstance(settings, LoraConfig) or _find_features(settings):
         raise ModelError(
-            f"{folder}: holds more than plain low-rank adapters ({settings.peft_type}), which "
+            f"{folder}: holds more than plain low-rank adapters ({_describe_kind(settings)}), which "
             "cannot be trained further here; leave student.lora out to merge it into the weights"
         )
     sources = dict(list_adapted_weights(saved.get_base_model()))
@@ -54,6 +70,18 @@ def copy_adapter(folder: str, model: PreTrainedModel) -> None:
     for name, adapter in trained.items():
         for factor, key in zip(_list_factors(adapter), ("lora_A", "lora_B"), strict=True):
             factor.weight.copy_(tensors[f"{paths[id(sources[name])]}.{key}.weight"])
+
+
+def _find_features(settings: PeftConfig) -> set[str]:
+    """Return the settings of an adapter that plain low-rank adapters do not have."""
+    values = settings.to_dict()
+    return {key for key in FEATURES if values.get(key) not in (None, False, "none", [], {})}
+
+
+def _describe_kind(settings: PeftConfig) -> str:
+    """Return an adapter's type in peft, with the settings that make it more than plain."""
+    kind = str(settings.peft_type).rpartition(".")[2]
+    return ", ".join([kind, *sorted(_find_features(settings))])
 
 
 def write_adapter(model: PreTrainedModel, base: str, folder: Path) -> None:
@@ -74,6 +102,7 @@ def write_adapter(model: PreTrainedModel, base: str, folder: Path) -> None:
     settings = LoraConfig(
         r=layer.r[ADAPTER_NAME],
         lora_alpha=layer.lora_alpha[ADAPTER_NAME],
+        use_rslora=layer.use_rslora[ADAPTER_NAME],
         target_modules=[name.removesuffix(".weight") for name in maps] or None,
         target_parameters=experts or None,
         fan_in_fan_out=any(isinstance(a.get_base_layer(), Conv1D) for a in maps.values()),
@@ -115,7 +144,8 @@ def _check_same_adapters(
         which = "adapts" if differing[0] in saved else "does not adapt"
         raise ModelError(
             f"{folder}: adapts {len(saved)} weights and student.lora {len(trained)} (it {which} "
-            f"{differing[0]}), so it cannot be trained on; {advice}"
+            f"{differing[0]}), so it cannot be trained on; set the same modules in "
+            f"student.lora.targets, or {advice}"
         )
     for name, adapter in trained.items():
         size, saved_size = _describe_size(adapter), _describe_size(saved[name])

@@ -1,8 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) in the layers of a model, and their merged weights.
 
-A linear map W becomes W + (alpha / rank) B A. The weights of a mixture's experts have three axes,
-and each expert gets its own A and B. This module picks the modules to adapt itself: peft's search
-by name picks the wrong modules in some mixtures of experts.
+A linear map W becomes W + (alpha / rank) B A, or with rsLoRA
+W + (alpha / sqrt(rank)) B A. The weights of a mixture's experts have three axes, and each expert gets
+its own A and B. This module picks the modules to adapt itself: peft's search by name picks the wrong
+modules in some mixtures of experts.
 """
 
 import math
@@ -65,6 +66,8 @@ def add_adapters(
     bypassing = set(chain.from_iterable(map(_find_maps_that_bypass_adapters, inside.values())))
     maps = [name for name, m in inside.items() if is_linear_map(m) and m not in bypassing]
     experts = [(name, weight) for name, m in inside.items() for weight in list_expert_weights(m)]
+    if lora.targets is not None:
+        maps, experts = _select_targets(lora.targets, maps, experts)
     if not maps and not experts:
         raise ModelError(
             f"{model.name_or_path}: no linear map of {' or '.join(parts) or 'no part'} to adapt "
@@ -75,7 +78,13 @@ def add_adapters(
         for name in maps:
             stack.set_submodule(name, _wrap_map(inside[name], lora))
         for name, weight in experts:
-            settings: Any = (ADAPTER_NAME, weight, LoraConfig(), lora.rank, lora.alpha)
+            settings: Any = (
+                ADAPTER_NAME,
+                weight,
+                LoraConfig(use_rslora=lora.rslora),
+                lora.rank,
+                lora.alpha,
+            )
             stack.set_submodule(name, ExpertAdapter(stack.get_submodule(name), *settings))
     _check_mergeable(model, names)
 
@@ -170,6 +179,28 @@ def _is_within(name: str, layers: list[int], parts: tuple[str, ...]) -> bool:
     return bool(inner) and int(number) in layers and part in parts
 
 
+def _select_targets(
+    targets: tuple[str, ...], maps: list[str], experts: list[tuple[str, str]]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the maps and the experts' weights with one of the names; ModelError if a name has none.
+
+    A name is the end of a path, as in peft: `q_proj`, or `self_attn.q_proj`.
+    """
+    paths = [*maps, *map(".".join, experts)]
+    selected = {path for path in paths for name in targets if path.endswith(f".{name}")}
+    for name in targets:
+        if not any(path.endswith(f".{name}") for path in selected):
+            names = sorted({path.rpartition(".")[2] for path in paths})
+            raise ModelError(
+                f"student.lora.targets: no module named {name} can have an adapter; there are "
+                f"{', '.join(names)}"
+            )
+    return (
+        [name for name in maps if name in selected],
+        [pair for pair in experts if ".".join(pair) in selected],
+    )
+
+
 def _find_maps_that_bypass_adapters(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the maps with weights that a module passes to a kernel, which would ignore an adapter.
 
@@ -183,7 +214,11 @@ def _find_maps_that_bypass_adapters(module: torch.nn.Module) -> list[torch.nn.Mo
 def _wrap_map(module: torch.nn.Module, lora: Lora) -> Linear:
     transposed = isinstance(module, Conv1D)
     # peft types its alpha as int and takes any number.
-    settings: Any = (LoraConfig(fan_in_fan_out=transposed), lora.rank, lora.alpha)
+    settings: Any = (
+        LoraConfig(fan_in_fan_out=transposed, use_rslora=lora.rslora),
+        lora.rank,
+        lora.alpha,
+    )
     return Linear(module, ADAPTER_NAME, *settings, is_target_conv_1d_layer=transposed)
 
 

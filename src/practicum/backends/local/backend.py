@@ -29,6 +29,7 @@ from practicum.backends.local.loading import (
     locate_source,
 )
 from practicum.backends.local.native import name_decoding, name_ways
+from practicum.backends.local.precision import name_dtype
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scalar_head import LocalScalarModel
 from practicum.backends.local.scratch import prepare_scratch_folder
@@ -109,6 +110,7 @@ class LocalBackend(Backend):
             state_bytes=trainer.state_bytes,
             loaded=loaded,
             record=record and record.confirm(),
+            dtype=name_dtype(model),
         )
 
     def _load_drafter(
@@ -134,6 +136,7 @@ class LocalBackend(Backend):
             state_bytes=trainer.state_bytes,
             loaded=loaded,
             record=record and record.confirm(),
+            dtype=name_dtype(model),
         )
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
@@ -157,6 +160,7 @@ class LocalBackend(Backend):
             model.no_sampling_reason,
             name_decoding(model),
             record,
+            name_dtype(model),
         )
 
     def _add_pictures(self, loaded: LoadedModel) -> LoadedModel:
@@ -179,6 +183,7 @@ class LocalBackend(Backend):
             measure_dims(model),
             measure_trainable(model),
             record and record.confirm(),
+            name_dtype(model),
         )
 
     def share_student(self, student: Student) -> LoadedScalar:

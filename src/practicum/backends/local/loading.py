@@ -24,6 +24,7 @@ from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import Decoding, LanguageModel, find_body, find_decoder
 from practicum.backends.local.packing import disable_packing, enable_packing
 from practicum.backends.local.pictures import choose_class, open_pictures, refuse_unknown_family
+from practicum.backends.local.precision import DTYPES, choose_dtype, prepare_products
 from practicum.backends.local.quantising import quantise
 from practicum.backends.local.ranks import is_out_of_memory
 from practicum.backends.local.rotary import fix_rotations
@@ -32,6 +33,7 @@ from practicum.backends.local.unused_settings import drop_unused_settings
 from practicum.core.waits import show_wait
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
+from practicum.models.devices import explain_missing_operations
 from practicum.models.sources import (
     find_base,
     is_adapter_folder,
@@ -142,7 +144,8 @@ def load_shared(
     """
     files = open_files(config, scratch_folder)
     # Tokenizers of two adapters may differ in the tokens that they add.
-    key = find_base(files.source), config.dtype, files.device, files.vocab_size, config.longest_text
+    dtype = choose_dtype(config, files.source, files.device.type)
+    key = find_base(files.source), dtype, files.device, files.vocab_size, config.longest_text
     if key not in bases:
         bases[key] = load(config, scratch_folder, decoding, merge=False).language_model
     base = replace(bases[key], tokenizer=files.tokenizer)
@@ -159,7 +162,8 @@ def _load(
     files.check_rows(language_model.model)
     check_finite(language_model.model, source)
     try:
-        language_model.check_split()
+        with explain_missing_operations():
+            language_model.check_split()
     except (RuntimeError, IndexError) as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
@@ -228,14 +232,16 @@ def read_model(
     `packs` is its `max_packed_tokens` if it is already known; otherwise it is measured. With
     `merge`, an adapter folder is merged into its base.
     """
-    model = _load_weights(find_base(source), config)
+    dtype = choose_dtype(config, source, device.type)
+    model = _load_weights(find_base(source), config, DTYPES[dtype])
     drop_unused_settings(model, source)
     if merge and is_adapter_folder(source):
         model = merge_adapter(model, source)
     model.requires_grad_(False)
     model.eval()
     model.to(device)  # type: ignore[arg-type]
-    language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
+    prepare_products(config, model, device)
+    language_model = LanguageModel(model, vocab_size, autocast=dtype == "bfloat16")
     return enable_packing(fix_length(language_model, config), packs)
 
 
@@ -324,8 +330,7 @@ def check_config(source: str, config: ModelConfig) -> None:
     refuse_unknown_family(source, described.model_type)
 
 
-def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+def _load_weights(source: str, config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     verbosity = transformers_logging.get_verbosity()
     # transformers reports missing weights as a table; the error below reports them in one line.
     transformers_logging.set_verbosity(logging.CRITICAL)
@@ -382,6 +387,12 @@ def choose_device(config: ModelConfig) -> torch.device:
         raise ModelError(
             "device is 'cuda', but no CUDA device is available; set device: auto or cpu"
         )
+    if config.device == "mps":
+        if not torch.backends.mps.is_available():
+            raise ModelError(
+                "device is 'mps', but this torch or this machine has no MPS; set device: auto or cpu"
+            )
+        return torch.device("mps")
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 

@@ -27,6 +27,7 @@ from practicum.backends.local.loading import (
 )
 from practicum.backends.local.packing import compute_hidden_states, enable_packing
 from practicum.backends.local.pictures import choose_class
+from practicum.backends.local.precision import DTYPES, choose_dtype
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
@@ -84,11 +85,12 @@ def _build_weightless(
     if layers is not None:
         _set_layer_count(described.get_text_config(), layers)
     device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
+    dtype = choose_dtype(config, source, device)
     try:
         with torch.device("meta"):
             model: Any = choose_class(described.model_type).from_config(
                 described,
-                dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
+                dtype=DTYPES[dtype],
                 trust_remote_code=config.trust_remote_code,
             )
             model.requires_grad_(False)
@@ -96,7 +98,7 @@ def _build_weightless(
                 set_trainable(model, config, 0, source)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device=device).tie_weights()
-            language_model = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
+            language_model = LanguageModel(model, vocabulary, autocast=dtype == "bfloat16")
             language_model = fix_length(language_model, config)
             # Packing cannot be tried without numbers: assume that it works.
             longest = language_model.window or language_model.context_length

@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.native.packed_copies import MAX_BYTES
 from practicum.backends.local.paper import load_weightless, measure_footprint
+from practicum.backends.local.precision import choose_dtype, name_dtype
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_cached_bytes
 from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
@@ -31,6 +33,7 @@ from practicum.models.config import (
     StudentConfig,
 )
 from practicum.models.quantization import keeps_dtype
+from practicum.models.sources import locate
 from practicum.objective import Objective, Signal
 from practicum.ports import (
     AdamParams,
@@ -63,6 +66,8 @@ from practicum.types import (
     TokenRecord,
 )
 
+AnyModelConfig = TypeVar("AnyModelConfig", bound=ModelConfig)
+
 
 class LocalPaper(PaperBackend):
     """A weightless backend; `record` collects every request. See `practicum.ports.PaperBackend`."""
@@ -76,7 +81,7 @@ class LocalPaper(PaperBackend):
 
     def load_student(self, config: StudentConfig) -> Student:
         """Load the student without weights, and start the record with its sizes."""
-        loaded = self._load(config, "student")
+        config, loaded = self._load(config, "student")
         model = loaded.language_model
         learning = measure_trainable(model)
         graph = measure_footprint(config, loaded.source, learning.layers).graph
@@ -91,6 +96,7 @@ class LocalPaper(PaperBackend):
         self.record = PaperRecord(
             dims=measure_dims(model),
             trainable_dims=learning,
+            dtype=name_dtype(model),
             body=partial(measure_footprint, config, loaded.source, learning.layers),
             cut=plan_graph,
             max_packed_tokens=model.max_packed_tokens,
@@ -113,7 +119,7 @@ class LocalPaper(PaperBackend):
 
     def load_scorer(self, config: ScorerConfig, name: str) -> Model:
         """Load a scoring model without weights, and record its sizes."""
-        loaded = self._load(config, name)
+        config, loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
         footprint = measure_footprint(config, loaded.source)
         is_wide = config.dtype == "float32" and keeps_dtype(config.quantization)
@@ -125,7 +131,7 @@ class LocalPaper(PaperBackend):
 
     def load_scalar(self, config: StudentConfig, name: str) -> LoadedScalar:
         """Load a model with one output per token without weights, and record its sizes."""
-        loaded = self._load(config, name)
+        config, loaded = self._load(config, name)
         model = loaded.language_model
         dims, learning = measure_dims(model), measure_trainable(model)
         footprint = measure_footprint(config, loaded.source, learning.layers)
@@ -175,13 +181,24 @@ class LocalPaper(PaperBackend):
         scored = self.record.score_requests.setdefault(name, [])
         return PaperClient(self._answer_tokens, sampled, scored)
 
-    def _load(self, config: ModelConfig, name: str) -> LoadedModel:
-        if not isinstance(config.model, ScratchConfig):
-            return load_weightless(config, pictures=self._context.pictures)
-        untrained = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
-        folder = self._context.models_dir / name.replace("/", "-")
-        folder = prepare_scratch_folder(folder, untrained, self._context.task())
-        return load_weightless(config, folder, pictures=self._context.pictures)
+    def _load(self, config: AnyModelConfig, name: str) -> tuple[AnyModelConfig, LoadedModel]:
+        """Return the settings with the dtype of the planned device, and the model."""
+        folder = None
+        if isinstance(config.model, ScratchConfig):
+            untrained = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
+            folder = self._context.models_dir / name.replace("/", "-")
+            folder = prepare_scratch_folder(folder, untrained, self._context.task())
+        device = self._find_device(config)
+        dtype = choose_dtype(config, locate(config, folder, needs_weights=False), device)
+        config = config.model_copy(update={"dtype": dtype})
+        return config, load_weightless(config, folder, pictures=self._context.pictures)
+
+    def _find_device(self, config: ModelConfig) -> str:
+        """Return the type of device for which a model is planned; it need not be in this machine."""
+        if config.device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            return self._context.planned_device or device
+        return config.device
 
 
 class PaperClient(SelfTeacher):

@@ -177,6 +177,7 @@ class ScalarProcess:
             "renderer": facts["renderer"],
             "source": facts["source"],
             "dims": facts["dims"],
+            "dtype": facts["dtype"],
             "trainable_dims": measure_trainable(model),
             "record": record and record.confirm(),
             "notes": notes,

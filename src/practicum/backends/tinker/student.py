@@ -102,8 +102,11 @@ def _list_student_problems(student: StudentConfig) -> Iterator[str]:
         )
     if student.lora is None:
         yield "student.lora: backend 'tinker' trains adapters; set student.lora: {rank: 16}"
-    elif student.lora.alpha != ALPHA:
-        yield f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out"
+    else:
+        if student.lora.alpha != ALPHA:
+            yield f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out"
+        if student.lora.targets is not None or student.lora.rslora:
+            yield "student.lora: targets and rslora are the service's; leave them out"
     if student.trainable_layers is not None:
         yield "student.trainable_layers: adapters at a service are around all layers; leave it out"
     if student.train_encoder:
@@ -112,7 +115,11 @@ def _list_student_problems(student: StudentConfig) -> Iterator[str]:
         yield "student.quantization: the base model is the service's; leave it out"
     if student.dropout:
         yield "student.dropout: how the model learns is the service's; leave it out"
-    if student.dtype != "float32" or student.device != "auto" or student.trust_remote_code:
+    if (
+        student.dtype not in ("auto", "float32")
+        or student.device != "auto"
+        or student.trust_remote_code
+    ):
         yield "student: dtype, device and trust_remote_code are the service's; leave them out"
 
 

@@ -109,7 +109,7 @@ def build_workload(run: DryRun) -> Workload:
         * FLOAT_BYTES,
         scorers=scorers,
         learners=tuple(_build_learning(run, name) for name in record.scalars),
-        item_bytes=get_item_bytes(recipe.student.dtype),
+        item_bytes=get_item_bytes(record.dtype),
     )
 
 
@@ -154,7 +154,9 @@ def _build_scoring(run: DryRun, name: str) -> ScoringWork:
         tokens=tokens,
         flops=flops + (0 if gives_states else scorer.dims.count_head_flops(tokens)),
         forward=scorer.body.forward,
-        item_bytes=get_item_bytes((scorer.config or run.recipe.student).dtype),
+        item_bytes=get_item_bytes(
+            run.record.dtype if scorer.config is None else scorer.config.dtype
+        ),
         sends_hidden=gives_states,
         is_student=scorer.config is None,
     )

@@ -39,12 +39,14 @@ def simulate_step(
     """Run the first step of a recipe without weights.
 
     Every completion has `answer_tokens` tokens, at most `rollout.max_new_tokens`, which is also the
-    default.
+    default. `for_cluster`: the dtypes are those of a GPU.
     """
     limit = recipe.rollout.max_new_tokens
     tokens = min(answer_tokens or limit, limit)
     with tempfile.TemporaryDirectory() as folder:
-        components, paper = assemble_on_paper(recipe, Path(folder), tokens)
+        components, paper = assemble_on_paper(
+            recipe, Path(folder), tokens, "cuda" if for_cluster else None
+        )
         with closing(components):
             result = train_step(1, components.parts, components.settings)
         record = paper.record

@@ -82,6 +82,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     recipe, record = run.recipe, run.record
     # Trained weights are stored in float32 for every dtype of the student.
     trained = FLOAT_BYTES * record.trainable_dims.parameters
+    student = recipe.student.model_copy(update={"dtype": record.dtype})
     vocabulary_row = FLOAT_BYTES * record.dims.vocabulary
     resident, visiting, layouts = [0], [0], [0]
     bases: dict[str, int] = {}
@@ -98,7 +99,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     fitted = FLOAT_BYTES * sum(s.trainable_dims.parameters for s in record.scalars.values())
     always = {
         "Python and libraries": process + LIBRARY_BYTES,
-        "student": count_frozen_bytes(recipe.student, record.dims, record.trainable_dims) + trained,
+        "student": count_frozen_bytes(student, record.dims, record.trainable_dims) + trained,
         "teachers": sum(resident) + sum(bases.values()),
         "scorers that learn": fitted
         + sum(
@@ -278,7 +279,7 @@ def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
     """Return True if decoding lays out the student's weights, which only pays off for many
     tokens."""
     return (
-        run.recipe.student.dtype == "float32"
+        run.record.dtype == "float32"
         and platform.machine().lower() in ("x86_64", "amd64")
         and new_tokens >= run.record.min_prepack_tokens
         and torch.backends.mkldnn.is_available()
