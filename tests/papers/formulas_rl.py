@@ -355,7 +355,7 @@ def rpd(case: Case) -> Tensor:
     return case.token_mean(loss)
 
 
-def vold(case: Case) -> Tensor:
+def vold_text(case: Case) -> Tensor:
     """2510.23497: GRPO and KL(S || T) on the same answers."""
 
     def loss(token: Token, advantage: float) -> Tensor:

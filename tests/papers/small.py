@@ -46,6 +46,7 @@ STAGE_STEPS = 8
 SPECIAL = {
     "papers/rpd": {"rollout.max_new_tokens": 40},
     "papers/caopd": {"rollout.max_new_tokens": 24},
+    "pipelines/vold": {"evaluation.prompts": 2, "evaluation.every": 4},
     "papers/gad": {"train.steps": 60},
     "papers/llm4teach": {"rollout.max_new_tokens": 60},
     "papers/crisp": {"train.steps": 52},
@@ -53,7 +54,7 @@ SPECIAL = {
     "served/openclaw-rl": {"train.steps": 8, "rollout.max_new_tokens": 16},
     "teams/mimo_v2": {"train.steps": 24},
 }
-"""Additional needs of a recipe: a confidence in letters, more turns of a game, a held-out metric, more steps."""
+"""Additional needs of a recipe: a confidence in letters, more turns of a game, a held-out metric or question, more steps."""
 
 
 class SmallRuns:

@@ -14,7 +14,7 @@ ELSEWHERE = {
     "papers/kdrl": "a reward in addition to the teacher",
     "papers/rlad": "a reward that the teacher shapes",
     "papers/llm4teach": "a reward, and a teacher with a share that falls to 0",
-    "papers/vold": "a reward in addition to the teacher",
+    "papers/vold-text": "a reward in addition to the teacher",
     "papers/g-opd": "a target between the initial student and the teacher",
     "papers/exopd": "a target beyond the teacher",
     "papers/lightning-opd": "only answers of the first student, which is near its teacher already",

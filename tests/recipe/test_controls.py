@@ -54,7 +54,7 @@ def is_taught(recipe: Recipe) -> bool:
 
 
 def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
-    joined = "echo hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd rpd scope sdpg skill-sd slime srpo vold"
+    joined = "echo hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd rpd scope sdpg skill-sd slime srpo vold-text"
     assert set(CONTROLS) >= {*(f"papers/{name}" for name in joined.split()), "teams/mimo_v2 mopd"}
     rewarded = {
         name
@@ -211,7 +211,7 @@ def test_the_answers_that_a_filter_left_to_the_teacher_are_the_rewards() -> None
 
 def test_a_schedule_follows_its_term() -> None:
     losses = "[{signal: full, coefficient: 'linear(1, 0)'}, {signal: score, coefficient: 'cosine(1, 0.5)'}]"
-    control = load_recipe("papers/vold", [f"objective.losses={losses}", "teacher=off"])
+    control = load_recipe("papers/vold-text", [f"objective.losses={losses}", "teacher=off"])
     assert {path: schedule.type for path, schedule in control.schedules.items()} == {
         "objective.losses.0.coefficient": "cosine"
     }
@@ -268,7 +268,7 @@ def test_a_product_of_numbers_that_change_is_refused(changes: list[str], reason:
 
 def test_what_a_monitor_sets_goes_where_its_number_goes() -> None:
     changes = "{objective.losses.1.coefficient: x0.5, objective.losses.0.coefficient: 2.0, optimizer.learning_rate: x0.1}"
-    control = load_recipe("papers/vold", [f"monitors.M21.set={changes}", "teacher=off"])
+    control = load_recipe("papers/vold-text", [f"monitors.M21.set={changes}", "teacher=off"])
     assert control.monitors["M21"].set == {
         "objective.losses.0.coefficient": 2.0,
         "optimizer.learning_rate": "x0.1",
