@@ -18,7 +18,7 @@ from practicum.models.config import StudentConfig
 from practicum.models.quantization import count_weight_bytes
 from practicum.models.sources import find_base
 from practicum.objective import Objective
-from practicum.ports.paper import PaperRecord
+from practicum.ports.paper import PaperRecord, PaperScalarDims
 from practicum.runs.plan.dry_runs import DryRun
 from practicum.training.teacher_comparison import COMPARED_TOKENS
 from practicum.types import ScoreRequest
@@ -101,11 +101,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         "Python and libraries": process + LIBRARY_BYTES,
         "student": count_frozen_bytes(student, record.dims, record.trainable_dims) + trained,
         "teachers": sum(resident) + sum(bases.values()),
-        "scorers that learn": fitted
-        + sum(
-            count_frozen_bytes(scalar.config, scalar.dims, scalar.trainable_dims)
-            for scalar in record.scalars.values()
-        ),
+        "scorers that learn": fitted + sum(map(_count_scalar_bytes, record.scalars.values())),
         "weights laid out for scoring": sum(layouts),
         "self-teachers' copies": FLOAT_BYTES
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
@@ -230,6 +226,10 @@ def count_frozen_bytes(config: StudentConfig, dims: ModelDims, learning: Trainab
     """Return the bytes of the weights of a student or a scorer that do not learn."""
     frozen, item_bytes = dims.parameters - learning.parameters, get_item_bytes(config.dtype)
     return count_weight_bytes(frozen, dims.body, item_bytes, config.quantization)
+
+
+def _count_scalar_bytes(scalar: PaperScalarDims) -> int:
+    return count_frozen_bytes(scalar.config, scalar.dims, scalar.trainable_dims)
 
 
 def sends_hidden(run: DryRun, name: str) -> bool:
