@@ -203,7 +203,7 @@ def _quietly() -> Iterator[None]:
     except ImportError as error:
         raise RecipeError(
             f"quantization needs the package torchao, which cannot be imported ({error}); "
-            f"{suggest_install('quantization')}, or set quantization: nvfp4"
+            f"{suggest_install('quantization')}, or remove quantization (a teacher may have nvfp4 without it)"
         ) from None
     finally:
         logging.disable(before)
