@@ -1,4 +1,4 @@
-"""Runs with `dtype: auto`: what is printed and recorded, where it resumes, and what a plan takes it for."""
+"""A run prints and records the dtype that `auto` chooses, and resumes only with the same choice."""
 
 import json
 from pathlib import Path

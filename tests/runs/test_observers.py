@@ -102,7 +102,7 @@ def test_a_checkpoint_is_saved_where_it_is_time_to_and_at_the_end_after_the_rows
 
 
 def test_without_a_number_of_steps_the_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count from the start, then from the newest checkpoint, whatever it was saved for."""
+    """Count from the start, then from the newest checkpoint of any kind."""
     clock = iter([0, 599, 600, 600, 900, 900, 1499, 1500, 1500, 9999])
     monkeypatch.setattr(observers, "monotonic", lambda: next(clock))
     spy = Spy()

@@ -99,6 +99,21 @@ def test_killed_and_resumed_a_run_has_the_same_bytes(
     assert_same_run(finished, toy_run(models, tmp_path, changes, resume=True).folder)
 
 
+def test_a_trained_encoder_changes_and_resumes_to_the_same_bytes(
+    models: Path, tmp_path: Path
+) -> None:
+    student = {"model": str(models / "student"), "train_encoder": True}
+    changes = settings(models, student=student, **{"optimizer.learning_rate": 0.001})
+    whole = toy_run(models, tmp_path / "whole", changes).folder
+    out = tmp_path / "killed"
+    assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    assert_same_run(whole, toy_run(models, out, changes, resume=True).folder)
+    exported = export_run(whole, tmp_path / "model").folder
+    before, after = (load_file(f / "model.safetensors") for f in (models / "student", exported))
+    changed = {name for name in after if not after[name].equal(before[name])}
+    assert any("visual" in name for name in changed)
+
+
 def test_the_students_own_weights_give_kl_zero(models: Path, tmp_path: Path) -> None:
     teacher = {"type": "model", "model": str(models / "student")}
     folder = toy_run(models, tmp_path, settings(models, teacher=teacher)).folder

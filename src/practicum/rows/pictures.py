@@ -78,7 +78,7 @@ def name_frames(cell: Any, place: str) -> list[str]:
     if not isinstance(cell, list) or not cell:
         raise Rejected(
             f"{place} is no list of frames, and a video's file is not read; extract its frames, for "
-            "example with ffmpeg -i IN -vf fps=1 %03d.png, and write their paths as a list"
+            "example with ffmpeg -i IN -vf fps=1 %03d.png, and write one list of paths for each video"
         )
     return [name_picture(frame, f"{place}[{number}]") for number, frame in enumerate(cell)]
 

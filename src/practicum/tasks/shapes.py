@@ -31,7 +31,6 @@ TRIES = 20
 Shape = tuple[str, str, int]
 """A colour, a form, and the number of a cell, row by row."""
 
-
 Shown = Literal["picture", "caption", "blank", "either"]
 
 
@@ -45,8 +44,8 @@ class Config(TaskConfig):
     type: Literal["shapes"] = "shapes"
     shows: Shown = Field(
         default="picture",
-        description="what a question shows: its picture, the caption in its place, an empty canvas, or `either`: "
-        "half of the questions show the picture, and the others the caption",
+        description="what a question shows: its picture, the caption in its place, an empty canvas, or `either`, "
+        "which draws picture or caption for each question",
     )
     heldout_shows: Shown | None = Field(
         default=None, description="what a held-out question shows; none: as `shows`"

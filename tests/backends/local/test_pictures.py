@@ -18,8 +18,9 @@ from practicum.backends._sharded.building import load_in_shards
 from practicum.backends.local.ending import load_ending
 from practicum.backends.local.export import export
 from practicum.backends.local.loading import LoadedModel, add_pictures, load, load_student
+from practicum.backends.local.newest import NewestEntries
 from practicum.backends.local.packing import compute_hidden_states
-from practicum.backends.local.pictures import Media, NewestEntries
+from practicum.backends.local.pictures import Media
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
@@ -212,19 +213,6 @@ def test_newest_pictures_are_kept_and_others_are_computed_again(
     with torch.no_grad():
         for first, again in zip(before, score(loaded, PROMPTS, (8, 9)), strict=True):
             assert torch.equal(first, again)
-
-
-def test_entries_are_kept_up_to_their_bytes_and_the_oldest_go_first() -> None:
-    entries = NewestEntries[str, int](10)
-    for number, name in enumerate("abc"):
-        entries.put(name, number, 4)
-    assert [entries.get(name) for name in "abc"] == [None, 1, 2]
-    entries.get("b")
-    entries.put("d", 3, 4)
-    assert [entries.get(name) for name in "bcd"] == [1, None, 3]
-    entries.put("b", 4, 1)
-    entries.put("e", 5, 4)
-    assert [entries.get(name) for name in "bde"] == [4, 3, 5]
 
 
 def test_a_model_that_reads_text_refuses_pictures(loaded: LoadedModel) -> None:

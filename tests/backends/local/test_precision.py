@@ -32,7 +32,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def store_as(folder: Path, copy: Path, settings: dict[str, Any]) -> str:
-    """Write a config.json like that of a folder, with other settings of the dtype."""
+    """Copy a config.json with other settings of the dtype."""
     data = json.loads((folder / "config.json").read_text())
     for key in ("dtype", "torch_dtype"):
         data.pop(key, None)

@@ -7,11 +7,10 @@ the model reads a prompt, its own placeholder and the picture's tensors take the
 import inspect
 import re
 import shutil
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -33,6 +32,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.auto.processing_auto import processor_class_from_name
 from transformers.utils.hub import cached_file
 
+from practicum.backends.local.newest import NewestEntries
 from practicum.errors import ModelError
 from practicum.pictures import AUDIO, IMAGE, PictureReader, is_picture, load_picture
 from practicum.sounds import RATE
@@ -57,9 +57,6 @@ SOUND_FAMILIES = {
 }
 """The same for sounds."""
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -75,30 +72,6 @@ MOST_TEXT = 1 << 30
 _PLACEHOLDER_KEY = re.compile(r"(image|video|vision|boi|eoi|audio)\w*_(id|index)")
 
 _NOT_MEDIA = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-
-
-class NewestEntries(Generic[K, V]):
-    """A mapping that keeps the newest entries of together at most `most_bytes`; reading one makes it newer."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._most_bytes, self._nbytes = most_bytes, 0
-
-    def get(self, key: K) -> V | None:
-        """Return an entry, or None if it is not kept."""
-        if key not in self._entries:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key][0]
-
-    def put(self, key: K, entry: V, nbytes: int) -> None:
-        """Add or replace an entry of this size."""
-        _, former = self._entries.pop(key, (None, 0))
-        self._entries[key] = entry, nbytes
-        self._nbytes += nbytes - former
-        while self._nbytes > self._most_bytes:
-            _, (_, dropped) = self._entries.popitem(last=False)
-            self._nbytes -= dropped
 
 
 _IMAGES = NewestEntries[int, str](MOST_TEXT)

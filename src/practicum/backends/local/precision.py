@@ -1,4 +1,4 @@
-"""Choose the dtype of a model's products, and prepare a GPU for those that stay in float32."""
+"""Choose the dtype of a model's matrix products, and the precision of float32 products on a GPU."""
 
 from typing import Any
 

@@ -75,7 +75,7 @@ class _PackedProduct(torch.autograd.Function):
 
 
 def expand_weight(weight: Tensor) -> Tensor:
-    """Return a weight that torchao rounded in the model's own dtype, and any other weight as it is."""
+    """Return a weight in the model's own dtype if torchao rounded it; other weights are not copied."""
     if not is_packed(weight):
         return weight
     packed: Any = weight

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from practicum.backends.local.ending import find_norm
 from practicum.backends.local.language_model import LanguageModel, record_layers
+from practicum.backends.local.newest import NewestEntries
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.text_states import identify_weights
 from practicum.errors import ModelError
@@ -47,8 +48,7 @@ class TargetStates:
         self._model, self._folder, self._width = model, folder, config.hidden_size
         self._layers = (*layers, config.num_hidden_layers)
         self._norm = find_norm(model.model, model.model.name_or_path or "")
-        self._recent: dict[str, Tensor] = {}
-        self._bytes = 0
+        self._recent = NewestEntries[str, Tensor](MAX_BYTES)
 
     def read(self, text: Sequence[int], *, stores: bool = True) -> Float[Tensor, "L N D"]:
         """Return the states of each token; if it `stores`, the folder has them afterwards."""
@@ -57,7 +57,7 @@ class TargetStates:
             return self._load(path)[1].to(self._model.device)
         if (states := self._recent.get(name)) is None:
             states = self._compute(text)
-            self._keep(name, states)
+            self._recent.put(name, states, states.nbytes)
         if stores and self._folder is not None:
             path = self._folder / f"{name}.safetensors"
             with name_when_complete(path) as staging:
@@ -65,13 +65,6 @@ class TargetStates:
                 save_file(tensors, staging)
             self._files[path.stem] = path
         return states
-
-    def _keep(self, name: str, states: Tensor) -> None:
-        """Keep the states of a text in memory, and drop the oldest ones that do not fit."""
-        self._recent[name] = states
-        self._bytes += states.nbytes
-        while self._bytes > MAX_BYTES:
-            self._bytes -= self._recent.pop(next(iter(self._recent))).nbytes
 
     @torch.no_grad()
     def finish(self, states: Float[Tensor, "t N D"]) -> Float[Tensor, "t D"]:

@@ -39,7 +39,7 @@ def simulate_step(
     """Run the first step of a recipe without weights.
 
     Every completion has `answer_tokens` tokens, at most `rollout.max_new_tokens`, which is also the
-    default. `for_cluster`: the dtypes are those of a GPU.
+    default. With `for_cluster`, `dtype: auto` is chosen for a GPU.
     """
     limit = recipe.rollout.max_new_tokens
     tokens = min(answer_tokens or limit, limit)

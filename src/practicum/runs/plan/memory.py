@@ -256,7 +256,7 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     rows = min(record.sampling_batch, completions)
     max_tokens = max(map(len, run.prompts), default=0) + new_tokens
     is_prepacked = rows > 0 and _is_prepacked(run, new_tokens)
-    # Packed weights have no layout of their own.
+    # Packed weights are not laid out again.
     body = 0 if run.recipe.student.quantization else dims.body
     laid_out = FLOAT_BYTES * (body + dims.head) - _count_cached_weights(run)
     return {
