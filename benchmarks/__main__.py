@@ -15,6 +15,7 @@ NAMES = (
     "rollout",
     "flips",
     "turns",
+    "drafts",
     "packing",
     "step",
     "cache",

@@ -195,6 +195,17 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         ),
         Goal("cache.error", "relative error of the gradient from the cache's format", "most", 3e-3),
     ),
+    "Sampling with a drafter": (
+        Goal(
+            "drafts.speed_1", "tokens per second, `rollout.draft` / without, one text", "least", 1.5
+        ),
+        Goal(
+            "drafts.speed_8",
+            "tokens per second, `rollout.draft` with `most_texts: 1` / without, 8 texts at a time",
+            "least",
+            0.97,
+        ),
+    ),
     "Several teachers": (
         Goal(
             "teachers.route.time",
