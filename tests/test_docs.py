@@ -195,7 +195,7 @@ def _templates() -> str:
             templates.setdefault((found["licence"], shown, *cells), []).append(f"`{name}`")
     rows = [[", ".join(names), *cells] for cells, names in templates.items()]
     kinds = ["answer", "with thoughts", "earlier thoughts", "earlier call", "form of calls"]
-    head = ["templates", "licence", "`thinking`", *kinds, "system turn", "parts"]
+    head = ["templates", "licence", "`thinking`", *kinds, "system turn", "parts", "pictures"]
     return f"Source: {table['source']}.\n\n" + _table(head, rows)
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from practicum.errors import PracticumError
+from practicum.pictures import PictureReader
 from practicum.prompts import Message, ToolCall, ToolSchema, ToolUse
 from practicum.text import Renderer
 from practicum.text.continuations import ClosedThoughts
@@ -43,10 +44,13 @@ CODE = ("chat", "continuations", "control", "renderer", "templates", "thoughts",
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 
 SWITCHES: Mapping[str, bool | None] = {"unset": None, "true": True, "false": False}
-KINDS = ("plain", "thoughts", "earlier", "call", "tools", "system", "parts")
+KINDS = ("plain", "thoughts", "earlier", "call", "tools", "system", "parts", "pictures")
 """A plain answer, an answer with thoughts, thoughts in an earlier turn, an earlier call with its result, the form of calls that
-is parsed, a system turn, and text as parts.
+is parsed, a system turn, text as parts, and two pictures in a text.
 """
+
+PLACES = ("<|image_pad|>", "<start_of_image>", "<|image|>", "<IMG_CONTEXT>", "<image>")
+"""What templates write for a picture: the text that the model's processor replaces."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +208,10 @@ def try_kind(renderer: Renderer, kind: str) -> str:
             case "system":
                 turns = [{"role": "system", "content": "Be kind."}, ASKED]
                 return _compare_prompt(reference, turns, turns)
-            case _:
+            case "parts":
                 return _try_parts(reference)
+            case _:
+                return _try_pictures(reference)
     except ClosedThoughts:
         return "refused: closed thoughts"
     except PracticumError as error:
@@ -216,6 +222,7 @@ def try_kind(renderer: Renderer, kind: str) -> str:
             "no known form",
             "another form",
             "does not show the tools",
+            "pictures or sounds",
         ):
             if reason in line:
                 return f"refused: {reason.replace('the chat template refuses messages', 'by the template')}"
@@ -309,6 +316,24 @@ def _try_parts(reference: Reference) -> str:
         return "same"
     outcome = _compare_prompt(reference, [ASKED], [ASKED])
     return "as text" if outcome == "same" else outcome
+
+
+def _try_pictures(reference: Reference) -> str:
+    """Try two pictures within a text; `none` for a template that knows no pictures."""
+    template = str(reference.renderer.tokenizer.chat_template)
+    places = [place for place in PLACES if place in template]
+    if not places:
+        return "none"
+    # A model's processor replaces the place by the picture's tokens; here it stays as it is.
+    pictures = PictureReader(
+        places[0], lambda image: tuple(reference.encode(places[0])), lambda number: None
+    )
+    shown = Reference(replace(reference.renderer, pictures=pictures))
+    parts: list[dict[str, str]] = [{"type": "text", "text": "Is "}, {"type": "image"}]
+    parts += [{"type": "text", "text": " like "}, {"type": "image"}]
+    parts += [{"type": "text", "text": "?"}]
+    message = Message("user", "Is <image> like <image>?", images=("a.png", "b.png"))
+    return _compare(shown, [{"role": "user", "content": parts}], [message])
 
 
 def _read(turn: Mapping[str, Any]) -> Message:
