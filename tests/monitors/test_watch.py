@@ -125,7 +125,7 @@ SPECIAL = {
 def test_an_engine_that_errs_is_left_out() -> None:
     recipe = load_recipe("smoke/toy", ["rollout.engine=auto"])
     watch = Watch(resolve_recipe(recipe), {}, lambda overrides: accepted(recipe, overrides))
-    assert watch._patch(MONITORS["M16"]) == ["rollout.engine=null"]
+    assert watch._patch(MONITORS["M16"]) == ["rollout.engine=local"]
     # Without an engine, no setting makes sampler and learner agree.
     recipe = load_recipe("smoke/toy")
     for patch in Watch(

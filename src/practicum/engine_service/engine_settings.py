@@ -22,6 +22,7 @@ class Config(FrozenConfig):
     """Settings that may change when a run is resumed; the engine's name records the place."""
     may_decline: ClassVar[bool] = False
     """False: a backend that would sample itself is refused."""
+    may_sample: ClassVar[bool] = True
     type: Literal["vllm"] = "vllm"
     url: str | None = Field(
         default=None, description="a server's address; none: vLLM in this process"

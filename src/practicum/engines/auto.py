@@ -24,6 +24,7 @@ class Config(FrozenConfig):
     """Settings that may change when a run is resumed."""
     may_decline: ClassVar[bool] = True
     """True: the backend may sample itself instead."""
+    may_sample: ClassVar[bool] = True
     type: Literal["auto"] = "auto"
     memory: float = Field(
         default=0.4, gt=0, lt=1, description="share of the GPU's memory for vLLM, if it is chosen"

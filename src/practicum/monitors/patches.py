@@ -102,7 +102,8 @@ def reduce_staleness(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def leave_engine_out(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Sample in the trainer, so the sampler's probabilities are the learner's."""
-    return None if recipe["rollout"]["engine"] is None else {"rollout.engine": None}
+    engine = recipe["rollout"]["engine"]
+    return None if engine is None or engine["type"] == "local" else {"rollout.engine": "local"}
 
 
 def use_verifier(recipe: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -34,6 +34,11 @@ class EngineConfig(Protocol):
         """True if the backend may sample itself instead; the engine decides at the start."""
         ...
 
+    @property
+    def may_sample(self) -> bool:
+        """False if the backend always samples itself."""
+        ...
+
     def problems(self, mixes_tokens: bool, staleness: int) -> list[str]:
         """List the features of a recipe that the engine does not support, each with a remedy.
 

@@ -1,7 +1,11 @@
 """Combinations in a recipe that cannot work; each problem names the settings that would work."""
 
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 
+import torch
+
+from practicum.core.plugins import load_plugin
 from practicum.models.config import StudentConfig
 from practicum.objective import VERIFIER, Objective, Term
 from practicum.ports import Capabilities, TeacherConfig, walk
@@ -275,7 +279,7 @@ def find_engine_problems(
     rollout: RolloutConfig, student: StudentConfig, is_trained_here: bool
 ) -> list[str]:
     """Return the requirements of the recipe that its engine, if it has one, cannot meet."""
-    if rollout.engine is None:
+    if rollout.engine is None or not rollout.engine.may_sample:
         return []
     problems = rollout.engine.problems(rollout.source.mixes_tokens, rollout.max_staleness)
     if not is_trained_here:
@@ -291,13 +295,31 @@ def find_engine_problems(
     return problems
 
 
+def choose_engine(
+    rollout: RolloutConfig, student: StudentConfig, is_trained_here: bool
+) -> RolloutConfig:
+    """Return the settings with engine `auto` if none is named and this machine can have one.
+
+    Models from scratch are too small for vLLM to be faster, or for its kernels.
+    """
+    is_pretrained = isinstance(student.model, str) and student.drafter is None
+    if rollout.engine is not None or rollout.draft is not None or not is_pretrained:
+        return rollout
+    is_on_gpu = student.device in ("auto", "cuda") and torch.cuda.is_available()
+    if not is_on_gpu or find_spec("vllm") is None:
+        return rollout
+    engine = load_plugin("practicum.engines", "auto").Config()
+    chosen = rollout.model_copy(update={"engine": engine})
+    return rollout if find_engine_problems(chosen, student, is_trained_here) else chosen
+
+
 def find_speculation_problems(
     rollout: RolloutConfig, student: StudentConfig, backend: str
 ) -> list[str]:
     """Return the reasons why the student cannot sample with the recipe's drafter, if it has one."""
     reasons = {
         f"backend {backend!r} samples without drafts": backend != "local",
-        "an engine samples": rollout.engine is not None,
+        "an engine samples": rollout.engine is not None and rollout.engine.may_sample,
         "student.drafter already drafts": student.drafter is not None,
         "with max_staleness, a copy of the student samples": rollout.max_staleness > 0,
         "student and teacher sample each token together": rollout.source.mixes_tokens,

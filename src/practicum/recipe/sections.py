@@ -59,8 +59,8 @@ class RolloutConfig(FrozenConfig):
     )
     engine: Plugin("practicum.engines") | None = Field(  # type: ignore[valid-type]
         default=None,
-        description="program that samples with the student's weights, `vllm`; none: the backend "
-        "itself: see [engines](engines.md)",
+        description="program that samples with the student's weights: `vllm`, or `local` for the "
+        "backend itself; none: `auto` on a machine with a GPU and vLLM, see [engines](engines.md)",
     )
     draft: SpeculationConfig | None = Field(
         default=None,

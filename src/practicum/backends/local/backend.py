@@ -87,13 +87,16 @@ class LocalBackend(Backend):
             loaded = load(config, folder, self._config.decoding)
             return self._load_drafter(config.drafter, loaded, record)
         loaded = load_student(config, self._context.seed, folder, self._config.decoding)
-        if self._context.engine is None:
+        choice = self._context.engine
+        if choice is not None and choice.config.may_decline and self._context.pictures:
+            choice = None  # engines read no pictures here
+        if choice is None:
             loaded = self._add_pictures(loaded)
         model = loaded.language_model
         note_noise(config, loaded)
         limits = build_limits(model.device, self._config)
         trainer = LocalTrainer(model, limits, loaded.renderer.special_ids, dropout=config.dropout)
-        choice, by_engine, decoding = self._context.engine, None, name_decoding(model)
+        by_engine, decoding = None, name_decoding(model)
         if choice is not None:
             by_engine = open_engine_trainer(trainer, loaded, choice, self._context)
         return LocalStudent(
