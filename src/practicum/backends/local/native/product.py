@@ -10,7 +10,7 @@ from practicum.backends.local.native.library import NativeLibrary
 
 
 @dataclass(frozen=True, slots=True)
-class PackedProduct:
+class PanelProduct:
     """The product `rows @ weight.T + bias`, without a gradient.
 
     The bits of a row do not depend on the other rows or on the number of threads.
@@ -31,9 +31,9 @@ class PackedProduct:
 
 def pack_product(
     library: NativeLibrary, weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None
-) -> PackedProduct:
+) -> PanelProduct:
     """Return the product with a packed copy of the weight."""
-    return PackedProduct(library, pack_columns(weight, library.panel), len(weight), bias)
+    return PanelProduct(library, pack_columns(weight, library.panel), len(weight), bias)
 
 
 def pack_columns(weight: Float[Tensor, "N K"], panel: int) -> Float[Tensor, "P K C"]:

@@ -11,7 +11,7 @@ from practicum.backends.local.decode_step import DecodeJob, LayerStates, TokenTr
 from practicum.backends.local.llama_weights import LlamaWeights, compute_rotations
 from practicum.backends.local.native.library import NativeLibrary
 from practicum.backends.local.native.packed_copies import PackJob, pack_weights
-from practicum.backends.local.native.product import PackedProduct, pack_columns
+from practicum.backends.local.native.product import PanelProduct, pack_columns
 from practicum.functional.head import Head
 
 LAYER_FIELDS = (
@@ -103,7 +103,7 @@ class NativeStep:
         room = library.call("measure_room", self._model, rows, threads=self._threads)
         self._room = torch.empty(room)
         bias = None if head.bias is None else head.bias.detach()[: head.vocab_size]
-        self._product = PackedProduct(library, packed_head["weight"], head.vocab_size, bias)
+        self._product = PanelProduct(library, packed_head["weight"], head.vocab_size, bias)
 
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
