@@ -55,6 +55,7 @@ NAMES = (
     "papers",
     "credit",
     "plan",
+    "hub",
     "gpu",
     "gpu_models",
     "gpu_profile",

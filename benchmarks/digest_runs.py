@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from benchmarks.service import serve_models
 from practicum.ports import Task
-from practicum.recipe import find_recipe, read_recipe
+from practicum.recipe import find_recipe, list_recipe_names, read_recipe
 from practicum.runs import assembly
 from practicum.types import Prompt, Rollout
 from tests.stub_server import Stub, table
@@ -172,8 +172,11 @@ RUNS stands for the folder of the runs; `open_inputs` has more such names.
 STARTS_FROM = {"cache": "spoken", "scripted": "spoken", "tinker": "plain", "traces": "plain"}
 """For a run that reads rows or models of another run, the name of that run."""
 
-UNSHORTENED = ("served/openclaw-rl",)
-"""Recipes that wait for users."""
+UNSHORTENED = (
+    "served/openclaw-rl",
+    *(name for name in list_recipe_names() if name.startswith("hub/")),
+)
+"""Recipes that wait for users, or download their models."""
 
 
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2}

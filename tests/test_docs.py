@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from transformers import AutoConfig
 
-from benchmarks import end_to_end, golds, settings, verdict_tables
+from benchmarks import end_to_end, golds, hub, settings, verdict_tables
 from benchmarks import page as performance_page
 from laboratory import (
     Results,
@@ -607,14 +607,29 @@ def _recipes() -> str:
     files = packaged.list_recipe_files()
     rows = []
     for name in recipe.list_recipe_names():
-        # The published methods have a page of their own.
-        if name.startswith(("papers/", "teams/")):
+        # The published methods have a page of their own, and hub models a table.
+        if name.startswith(("papers/", "teams/", hub.PREFIX)):
             continue
         data = recipe.yaml_files.read_yaml(files[name])
         rows.append([f"`{name}`", data["family"], data["about"]])
     order = list(recipe.FAMILIES)
     rows.sort(key=lambda row: order.index(row[1]))
     return _table(["recipe", "family", "about"], rows)
+
+
+def _hub_recipes() -> str:
+    """Return the table of hub models: the pair, the source of the numbers, and the planned memory."""
+    models = hub.read_models()
+    record = json.loads(hub.RECORD.read_text(encoding="utf-8"))["plans"]
+    rows = []
+    for name, memory, fits in hub.yield_rows(record):
+        pair = hub.list_models(recipe.load_recipe(name.strip("`")))
+        about = recipe.load_recipe(name.strip("`")).about
+        tokenizer = models[pair[0]]["tokenizer"] or "*not checked*"
+        source = about.partition(", with numbers of ")[2]
+        rows.append([name, *(f"`{model}`" for model in pair), source, memory, fits, tokenizer])
+    head = ["recipe", "student", "teacher", "settings", *hub.HEAD[1:], "tokenizer"]
+    return _table(head, rows)
 
 
 def _settings() -> str:
@@ -793,6 +808,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "commands": _commands,
     "floors": _floors,
     "recipes": _recipes,
+    "hub_recipes": _hub_recipes,
     "settings": _settings,
     "packaged_settings": _packaged_settings,
     "measured_rates": _measured_rates,

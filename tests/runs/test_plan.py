@@ -85,6 +85,16 @@ def test_conversations_keep_keys_and_values_up_to_a_bound(models: Path) -> None:
     assert item not in plan(toy_recipe(models)).memory.phases["sample"]
 
 
+def test_keys_and_values_have_the_dtype_of_the_products(models: Path) -> None:
+    planned = plan(toy_recipe(models)).run
+    single, half = (
+        estimate_memory(replace(planned, record=replace(planned.record, dtype=dtype)), 0)
+        for dtype in ("float32", "bfloat16")
+    )
+    item = "keys and values"
+    assert single.phases["sample"][item] == 2 * half.phases["sample"][item] > 0
+
+
 def test_methods_by_hand() -> None:
     """Check one prompt of two tokens, answers of three: contexts 1 to 4 go through the body, three tokens through the head."""
     table = {row["method"]: row for row in compare_methods([(1, 2)], 3, 1, SHAPE, ALL, SHAPE)}

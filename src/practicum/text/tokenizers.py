@@ -1,6 +1,8 @@
 """Load a model's tokenizer and stop tokens from its settings, without its weights."""
 
 import json
+import logging
+import tempfile
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -19,6 +21,11 @@ from practicum.errors import ModelError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import find_base, find_tokenizer, is_gguf, locate_gguf
 from practicum.text.renderer import Renderer, collect_stop_ids
+
+log = logging.getLogger(__name__)
+
+PICTURE_NAMES = frozenset({"image_token", "boi_token", "eoi_token", "video_token", "audio_token"})
+"""The names in tokenizer_config.json of tokens that only a processor of pictures or sounds writes."""
 
 UNREADABLE = (
     OSError,
@@ -58,12 +65,19 @@ def load_renderer(config: ModelConfig) -> Renderer:
     return Renderer(tokenizer, config.system, config.template, config.thinking, stops)
 
 
-def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model's folder or hub name; raises ModelError if unreadable."""
+def load_tokenizer(
+    source: str, config: ModelConfig, rows: int | None = None
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model's folder or hub name; raises ModelError if unreadable.
+
+    With the `rows` of the model's embedding, leave out picture tokens that have no row.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             find_tokenizer(source), trust_remote_code=config.trust_remote_code
         )
+        if rows is not None and isinstance(tokenizer, PreTrainedTokenizerFast):
+            tokenizer = _drop_picture_tokens(tokenizer, source, rows)
         _try_out(tokenizer, source)
     except BaseException as error:
         # The library's panics are not in a module that could be imported, and are no Exceptions.
@@ -74,6 +88,47 @@ def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
             "tokenizer_config.json"
         ) from error
     return tokenizer
+
+
+def _drop_picture_tokens(
+    tokenizer: PreTrainedTokenizerFast, source: str, rows: int
+) -> PreTrainedTokenizerBase:
+    """Return a tokenizer without picture tokens beyond the embedding.
+
+    The text-only models of a family with pictures share its tokenizer: gemma-3-1b-it has 262,144
+    rows, and `<image_soft_token>` is token 262,144. Other tokens without a row stay, and are refused
+    later.
+    """
+    names = {
+        name: str(token)
+        for name, token in tokenizer.special_tokens_map.items()
+        if name in PICTURE_NAMES
+    }
+    vocabulary = tokenizer.get_vocab()
+    dropped = {token for token in names.values() if vocabulary.get(token, 0) >= rows}
+    if not dropped:
+        return tokenizer
+    log.info(
+        "%s: left out %s, which have no row in the embedding", source, ", ".join(sorted(dropped))
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        content, settings = (
+            json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+            for name in ("tokenizer.json", "tokenizer_config.json")
+        )
+        content["added_tokens"] = [
+            token for token in content["added_tokens"] if token["content"] not in dropped
+        ]
+        for section in (settings, settings.get("model_specific_special_tokens", {})):
+            for name in names.keys() & section.keys():
+                if section[name] in dropped:
+                    del section[name]
+        (Path(folder) / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        reduced = AutoTokenizer.from_pretrained(folder)
+    reduced.name_or_path = tokenizer.name_or_path
+    return reduced
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase, source: str) -> None:

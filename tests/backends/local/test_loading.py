@@ -15,7 +15,7 @@ from extras import write_gguf
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from toy import in_check
-from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, BartConfig, BartForCausalLM
 
 from backends.folders import ALPHABET, TOKENS, change_json, change_weights, model_folder
 from backends.tiny import ARCHITECTURES
@@ -259,6 +259,34 @@ def test_more_tokens_than_rows(folder):
         folder,
         "the tokenizer has 15 tokens but the embedding has 11 rows; use the tokenizer that belongs",
     )
+
+
+def add_token(folder: Path, content: str, number: int) -> None:
+    """Add a special token to a model folder's tokenizer, as a family with pictures has it."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"].append({"id": number, "content": content, "special": True, **flags})
+    path.write_text(json.dumps(tokenizer))
+
+
+def test_a_picture_token_without_a_row_is_left_out(folder, tmp_path, caplog):
+    """Text-only Gemma 3 has the tokenizer of the family, with one token more than the embedding has rows."""
+    plain = load(ModelConfig(model=str(folder)))
+    prompt = [Message("user", "abc<image_soft_token>")]
+    tokens = plain.renderer.render(prompt)
+    add_token(folder, "<image_soft_token>", plain.language_model.vocab_size)
+    refused(folder, "the tokenizer has 16 tokens but the embedding has 15 rows")
+    change_json(folder / "tokenizer_config.json", image_token="<image_soft_token>")
+    with caplog.at_level("INFO"):
+        loaded = load(ModelConfig(model=str(folder)))
+    assert "left out <image_soft_token>, which have no row in the embedding" in caplog.text
+    assert loaded.language_model.vocab_size == loaded.renderer.vocab_size == 15
+    assert loaded.renderer.tokenizer.get_vocab() == plain.renderer.tokenizer.get_vocab()
+    assert loaded.renderer.render(prompt) == tokens
+    loaded.renderer.save(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert saved.get_vocab() == plain.renderer.tokenizer.get_vocab()
 
 
 def test_a_tokenizer_that_is_not_json(folder):

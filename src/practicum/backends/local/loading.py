@@ -110,8 +110,8 @@ def open_files(config: ModelConfig, scratch_folder: Path | None = None) -> Model
     """Find a model's files and read its tokenizer. Raises ModelError."""
     device = choose_device(config)
     source = locate_source(config, scratch_folder)
-    check_config(source, config)
-    return ModelFiles(source, load_tokenizer(source, config), device)
+    rows = check_config(source, config)
+    return ModelFiles(source, load_tokenizer(source, config, rows), device)
 
 
 def load(
@@ -309,8 +309,11 @@ def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, sour
             parameter.data = parameter.data.float()
 
 
-def check_config(source: str, config: ModelConfig) -> None:
-    """Raise ModelError if config.json is not a readable model config, here or on the hub."""
+def check_config(source: str, config: ModelConfig) -> int | None:
+    """Return the rows of the embedding by config.json; None if an adapter may have added some.
+
+    Raises ModelError if config.json is not a readable model config, here or on the hub.
+    """
     base = find_base(source)
     verbosity = hub_logging.get_verbosity()
     # The hub's client logs each retry; the error below reports the failure in one line.
@@ -328,6 +331,10 @@ def check_config(source: str, config: ModelConfig) -> None:
         hub_logging.set_verbosity(verbosity)
     refuse_encoder_decoder(source, described.to_dict())
     refuse_unknown_family(source, described.model_type)
+    # The tokenizer of an adapter may have tokens whose rows are in the adapter.
+    if is_adapter_folder(source):
+        return None
+    return described.get_text_config().to_dict().get("vocab_size")
 
 
 def _load_weights(source: str, config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:

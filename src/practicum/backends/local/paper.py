@@ -67,8 +67,7 @@ _MODELS: dict[tuple[str, str, bool], LoadedModel] = {}
 
 
 def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
-    check_config(source, config)
-    tokenizer = load_tokenizer(source, config)
+    tokenizer = load_tokenizer(source, config, check_config(source, config))
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     stops = collect_stop_ids(tokenizer, None)
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)

@@ -261,7 +261,7 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     laid_out = FLOAT_BYTES * (body + dims.head) - _count_cached_weights(run)
     return {
         "weights laid out for decoding": laid_out if is_prepacked else 0,
-        "keys and values": dims.count_kv_bytes(rows * max_tokens, FLOAT_BYTES),
+        "keys and values": dims.count_kv_bytes(rows * max_tokens, _count_item_bytes(run)),
         "logits": rows * dims.vocabulary * FLOAT_BYTES * SAMPLING_TILES,
     }
 
@@ -271,8 +271,13 @@ def _estimate_cached_texts(run: DryRun, conversations: int, new_tokens: int) -> 
     if not run.converses:
         return {}
     tokens = conversations * (max(map(len, run.prompts), default=0) + new_tokens)
-    size = run.record.dims.count_kv_bytes(tokens, FLOAT_BYTES)
+    size = run.record.dims.count_kv_bytes(tokens, _count_item_bytes(run))
     return {"keys and values of conversations": min(size, run.record.max_text_bytes)}
+
+
+def _count_item_bytes(run: DryRun) -> int:
+    """Return the bytes of a number in the student's products, in which keys and values are kept."""
+    return 2 if run.record.dtype == "bfloat16" else FLOAT_BYTES
 
 
 def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
