@@ -13,6 +13,7 @@ from practicum.runs.plan.cluster import (
     describe_clusters,
     describe_sites,
     parse_cluster,
+    parse_gpu,
 )
 from practicum.runs.plan.memory import parse_bytes
 from practicum.runs.stages import Pipeline, load_pipeline_or_recipe
@@ -30,12 +31,14 @@ def build_plan(
     answer_tokens: int | None,
     calibrate: bool,
     cluster: Sequence[str] = (),
+    gpu: str | None = None,
 ) -> dict[str, Any]:
-    """Return the plan as JSON data, also for clusters such as `64xh100`.
+    """Return the plan as JSON data, for a `gpu` and also for clusters such as `64xh100`.
 
     Raises RecipeError for a pipeline.
     """
     limit = None if memory is None else parse_bytes(memory)
+    card = None if gpu is None else parse_gpu(gpu)
     parsed = [parse_cluster(text) for text in cluster]
     loaded = load_pipeline_or_recipe(recipe, list(overrides))
     if isinstance(loaded, Pipeline):
@@ -51,6 +54,7 @@ def build_plan(
             answer_tokens=answer_tokens,
             calibrate=calibrate,
             for_cluster=bool(parsed),
+            gpu=card,
         )
         described = describe_plan(cost_plan)
         if parsed:
@@ -127,10 +131,11 @@ def _format_memory(memory: Mapping[str, Any], *, suggests: bool) -> list[str]:
             ]
         )
     fits = "it fits" if memory["fits"] else "it does not fit"
+    place = f"on one {make_printable(memory['gpu'])}" if memory["gpu"] else "here"
     recompute = ", layers recomputed" if memory["recompute"] else ""
     lines = [
         *_format_table(["memory", "peak", "most of it"], rows),
-        f"peak {format_bytes(memory['peak'])} of {format_bytes(memory['limit'])} here: {fits}",
+        f"peak {format_bytes(memory['peak'])} of {format_bytes(memory['limit'])} {place}: {fits}",
         f"{memory['micro_batch']:,} tokens go through the student together{recompute}; "
         f"{memory['largest_micro_batch']:,} would fit",
     ]

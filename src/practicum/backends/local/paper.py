@@ -72,13 +72,21 @@ def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     stops = collect_stop_ids(tokenizer, None)
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
-    return LoadedModel(_build_weightless(config, source, vocabulary), renderer, source)
+    return LoadedModel(build_weightless(config, source, vocabulary), renderer, source)
 
 
-def _build_weightless(
-    config: ModelConfig, source: str, vocabulary: int, layers: int | None = None
+def build_weightless(
+    config: ModelConfig,
+    source: str,
+    vocabulary: int,
+    layers: int | None = None,
+    *,
+    on_meta: bool = False,
 ) -> LanguageModel:
-    """Build the modules without weights; with `layers`, this many layers and a tiny vocabulary."""
+    """Build the modules without weights; with `layers`, this many layers and a tiny vocabulary.
+
+    Its tensors are fake ones, or with `on_meta` on torch's meta device, where code for a GPU takes the GPU's path.
+    """
     described = AutoConfig.from_pretrained(
         find_base(source), trust_remote_code=config.trust_remote_code
     )
@@ -96,6 +104,8 @@ def _build_weightless(
             model.requires_grad_(False)
             if isinstance(config, StudentConfig):
                 set_trainable(model, config, 0, source)
+        if on_meta:
+            return LanguageModel(model, vocabulary, autocast=dtype == "bfloat16")
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device=device).tie_weights()
             language_model = LanguageModel(model, vocabulary, autocast=dtype == "bfloat16")
@@ -141,7 +151,7 @@ def _measure_lines(config: ModelConfig, source: str, layers: int, recompute: boo
     # trained.
     if isinstance(config, StudentConfig) and config.trainable_layers is not None:
         config = config.model_copy(update={"trainable_layers": layers})
-    language_model = _build_weightless(config, source, TINY_VOCABULARY, layers)
+    language_model = build_weightless(config, source, TINY_VOCABULARY, layers)
     dropout = isinstance(config, StudentConfig) and config.dropout
     # The model would not pack a longer text, which would take another path.
     half = min(LONG, (language_model.window or language_model.context_length) - 1) // 2
@@ -181,7 +191,7 @@ def _measure_passes(
         states.backward(torch.zeros_like(states))
         return graph_bytes
 
-    with _find_fake_mode(model), _LiveBytes(model.parameters()) as live:
+    with _find_fake_mode(model), LiveBytes(model.parameters()) as live:
         with torch.no_grad():
             compute_hidden_states(language_model, text)
         forward, graph, update = live.peak, 0, live.peak
@@ -206,7 +216,7 @@ def _find_fake_mode(model: torch.nn.Module) -> FakeTensorMode:
     return (weight.data if hasattr(weight.data, "fake_mode") else weight).fake_mode
 
 
-class _LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Count the bytes of all storages that were made within the block and are still alive."""
 
     def __init__(self, uncounted: Iterator[Tensor]) -> None:

@@ -16,6 +16,7 @@ from practicum.costs.cluster import (
 from practicum.costs.workload import (
     GPUS,
     Cluster,
+    Gpu,
     LearningWork,
     ScoringWork,
     Workload,
@@ -49,7 +50,18 @@ def parse_cluster(text: str) -> Cluster:
             f"or 64xh100/4 for nodes of 4 (known: {', '.join(GPUS)})"
         )
     gpus = int(match[1])
-    return Cluster(gpus, GPUS[match[2]], min(int(match[3] or 8), gpus))
+    gpu = GPUS[match[2]]
+    return Cluster(gpus, gpu, min(int(match[3] or 8), gpus), gpu.link)
+
+
+def parse_gpu(text: str) -> Gpu:
+    """Return the GPU of this name; ResourceError if it is unknown."""
+    if text.strip().lower() not in GPUS:
+        raise ResourceError(
+            f"--gpu {text!r} is not a known GPU; use one of {', '.join(GPUS)}, or the nearest of "
+            "them with --memory"
+        )
+    return GPUS[text.strip().lower()]
 
 
 def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str, Any]]:
