@@ -180,7 +180,7 @@ def _format_wire(wire_bytes: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
-    """Return the lines of one cluster: its splits, the fastest first, or the reason why no split fits."""
+    """Return the lines of one cluster: the smallest fast split and the fastest, or why no split fits."""
     title = f"{cluster['gpus']} {cluster['gpu']} in nodes of {cluster['per_node']}"
     if cluster["refused"]:
         return ["", f"{title}: it does not fit: {cluster['refused']}"]
@@ -202,9 +202,18 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
     ]
     links = first["links"].items()
     crossing = ", ".join(f"{name} {format_bytes(size)}" for name, size in links if size)
+    idle = [f"{pool}s" for pool, share in first["busy"].items() if share < 0.5]
+    advice = "raise train.prompts_per_step or rollout.max_staleness"
     return [
         "",
         *_format_table(head, rows),
+        f"the first split takes {cluster['used']} of {cluster['gpus']} GPUs and at most 3 % more time than the "
+        f"fastest; busy: {', '.join(f'{pool}s {share:.0%}' for pool, share in first['busy'].items())}",
+        *(
+            [f"warning: {' and '.join(idle)} are idle for more than half of the step; {advice}"]
+            if idle
+            else []
+        ),
         f"bytes per step with the first split: {crossing}",
         *(f"{make_printable(name)} learns on a separate GPU" for name in cluster["learners"]),
         f"to run it: backend='{{type: ray, {_format_split(first)}}}'",

@@ -7,7 +7,7 @@ from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an ass
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -40,6 +40,9 @@ DECODE_STEP_SECONDS = 0.012
 HIDDEN_SHARE = 0.9
 """The share of an update's time that can overlap with collectives."""
 
+TOLERANCE = 1.03
+"""The time of a split with fewer GPUs that is still preferred, as a factor of the fastest time."""
+
 EFFICIENCY = {"sample": 0.55, "score": 0.4, "update": 0.37}
 """Achieved fractions of the data sheet: of the bandwidth in decoding, of the operations elsewhere."""
 
@@ -51,7 +54,7 @@ class Forecast:
 
     `shards` trainers together hold one copy of the student. `send` is the transfer of the teachers'
     hidden states, `wait` the collectives that do not overlap with computation, `copy` the transfer
-    of trained weights to the samplers.
+    of trained weights to the samplers. `busy` is the share of the step in which a pool works.
     """
 
     split: Split
@@ -61,6 +64,7 @@ class Forecast:
     links: dict[str, int]
     step_seconds: float
     tokens_per_second: float
+    busy: dict[str, float]
 
 
 def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forecast]:
@@ -89,6 +93,64 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
     return sorted(
         forecasts, key=lambda forecast: (forecast.step_seconds, sum(forecast.seconds.values()))
     )
+
+
+def find_smallest(
+    work: Workload, cluster: Cluster, forecasts: Sequence[Forecast], *, ahead: bool
+) -> Forecast:
+    """Return the forecast with the fewest GPUs that takes at most `TOLERANCE` of the fastest time.
+
+    `forecasts` has the splits of the whole cluster, the fastest first; GPUs may be left unused.
+    """
+    limit = TOLERANCE * forecasts[0].step_seconds
+    starts: dict[bool, Forecast] = {}
+    for forecast in forecasts:
+        if forecast.step_seconds <= limit:
+            starts.setdefault(forecast.split.teachers == "beside", forecast)
+    shrunk = [_shrink(work, cluster, start, limit, ahead=ahead) for start in starts.values()]
+    return min(shrunk, key=lambda forecast: count_gpus(work, forecast.split))
+
+
+def _shrink(
+    work: Workload, cluster: Cluster, best: Forecast, limit: float, *, ahead: bool
+) -> Forecast:
+    """Take GPUs from the pool where they cost the least time, until each further one costs too much."""
+    while True:
+        found: list[tuple[float, Forecast]] = []
+        for split in _list_smaller(work, cluster, best.split):
+            try:
+                forecast = forecast_step(work, cluster, split, ahead=ahead)
+            except ResourceError:
+                continue  # a pool needs the GPUs for its memory
+            freed = count_gpus(work, best.split) - count_gpus(work, split)
+            if forecast.step_seconds <= limit and freed > 0:
+                slower = max(forecast.step_seconds - best.step_seconds, 0.0)
+                found.append((slower / freed, forecast))
+        if not found:
+            return best
+        best = min(found, key=lambda pair: pair[0])[1]
+
+
+def count_gpus(work: Workload, split: Split) -> int:
+    """Return the GPUs of all pools of a split."""
+    return split.trainers + split.samplers + split.teacher_gpus * len(work.teachers)
+
+
+def _list_smaller(work: Workload, cluster: Cluster, split: Split) -> Iterator[Split]:
+    """Yield splits with one smaller pool: by a thirty-second of the cluster, and by half."""
+    grain = max(cluster.gpus // 32, 1)
+    for smaller in (lambda count: count - grain, lambda count: count // 2):
+        trainers = smaller(split.trainers)
+        if trainers > cluster.per_node:
+            trainers -= trainers % cluster.per_node
+        samplers, teachers = smaller(split.samplers), smaller(split.teacher_gpus)
+        if trainers > 0:
+            yield replace(split, trainers=trainers)
+        if samplers > 0:
+            yield replace(split, samplers=samplers)
+        if teachers > 0:
+            shards = _choose_teacher_shards(work, cluster, teachers)
+            yield replace(split, teachers=teachers, teacher_shards=shards)
 
 
 def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
@@ -151,7 +213,16 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
         ),
         "between a teacher's shards": _count_teacher_gathers(work, split, shards),
     }
-    return Forecast(split, shards, seconds, memory, links, total, tokens / total)
+    # Trainers beyond the number of texts only take part in collectives.
+    share = min(max(work.texts, 1) / split.trainers, 1.0)
+    learning = seconds["update"] * share + seconds["wait"]
+    busy = {"trainer": learning, "sampler": seconds["sample"]}
+    pool = {True: "teacher", False: "trainer" if work.teachers else "sampler"}
+    busy[pool[bool(teachers)]] = busy.get(pool[bool(teachers)], 0.0) + seconds["score"]
+    if work.learners:
+        busy["judge"] = seconds["judge"]
+    busy = {name: min(pool_seconds / total, 1.0) for name, pool_seconds in busy.items()}
+    return Forecast(split, shards, seconds, memory, links, total, tokens / total, busy)
 
 
 def scale_workload(work: Workload, factor: float) -> Workload:

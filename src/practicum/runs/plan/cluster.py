@@ -10,7 +10,9 @@ from practicum.costs.cluster import (
     STATE_BYTES,
     Forecast,
     choose_split,
+    count_gpus,
     count_site_bytes,
+    find_smallest,
     scale_workload,
 )
 from practicum.costs.workload import (
@@ -68,7 +70,8 @@ def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str
     """Return the forecasts of the best splits of each cluster as JSON data.
 
     `scaled` is the best split with as many more prompts as the cluster has more GPUs than the first
-    one. `refused` is the reason why no split fits.
+    one. `refused` is the reason why no split fits. The first split takes the fewest GPUs, `used`,
+    of those that are about as fast as the fastest.
     """
     work = build_workload(run)
     ahead = run.recipe.rollout.max_staleness > 0
@@ -187,13 +190,17 @@ def _describe_cluster(
     try:
         forecasts = choose_split(work, cluster, ahead=ahead)
     except ResourceError as error:
-        return described | {"refused": str(error), "splits": [], "scaled": None}
+        return described | {"refused": str(error), "used": 0, "splits": [], "scaled": None}
     scaled = None
     if factor != 1.0:
         best = choose_split(scale_workload(work, factor), cluster, ahead=ahead)[0]
         scaled = {"factor": factor, **_describe_forecast(best)}
-    splits = [_describe_forecast(forecast) for forecast in forecasts[:BEST]]
-    return described | {"refused": None, "splits": splits, "scaled": scaled}
+    smallest = find_smallest(work, cluster, forecasts, ahead=ahead)
+    rows = dict.fromkeys((smallest.split, *(forecast.split for forecast in forecasts[:BEST])))
+    found = {forecast.split: forecast for forecast in (*forecasts, smallest)}
+    splits = [_describe_forecast(found[split]) for split in rows]
+    used = count_gpus(work, smallest.split) + len(work.learners)
+    return described | {"refused": None, "used": used, "splits": splits, "scaled": scaled}
 
 
 def _describe_forecast(forecast: Forecast) -> dict[str, Any]:
