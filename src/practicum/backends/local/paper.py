@@ -55,7 +55,7 @@ def load_weightless(
     A student's settings determine which weights are trainable.
     """
     source = locate(config, scratch_folder, needs_weights=False)
-    key = config.model_dump_json(), source, pictures
+    key = _name_sizes(config), source, pictures
     if key not in _MODELS:
         loaded = _load_weightless(config, source)
         _MODELS[key] = add_pictures(loaded) if pictures else loaded
@@ -64,6 +64,11 @@ def load_weightless(
 
 _MODELS: dict[tuple[str, str, bool], LoadedModel] = {}
 """The models loaded so far; they take no memory and never change."""
+
+
+def _name_sizes(config: ModelConfig) -> str:
+    """Return the settings without those that change no size of a weightless model."""
+    return config.model_dump_json(exclude={"residency", "quantization"})
 
 
 def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
@@ -127,7 +132,7 @@ def measure_footprint(
     Models of one and of two layers run at two text lengths; every further layer costs as much as
     the second one adds. The gradient of the embedding is not included.
     """
-    key = config.model_dump_json(), source, layers, recompute
+    key = _name_sizes(config), source, layers, recompute
     if key not in _FOOTPRINTS:
         single, double = (_measure_lines(config, source, count, recompute) for count in (1, 2))
         graph, update = (

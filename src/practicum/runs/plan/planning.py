@@ -58,6 +58,7 @@ GPU_SAVINGS = (
     "teacher.residency=swap",
     "student.trainable_layers=HALF",
     "student.lora={rank: 16, alpha: 32}",
+    "teacher.quantization=nf4",
     "student.quantization=nf4",
 )
 """The same for a GPU, where a loss over fewer than 64 tokens at a time would take too long."""
