@@ -235,7 +235,7 @@ def test_the_smallest_split_has_the_fewest_gpus_of_the_fast_ones(
     work, cluster = build_work(answers, LARGE if taught else None), build_cluster(gpus)
     forecasts = choose_split(work, cluster, ahead=ahead)
     limit = TOLERANCE * forecasts[0].step_seconds
-    smallest = find_smallest(work, cluster, forecasts, ahead=ahead)
+    smallest = find_smallest(work, cluster, forecasts[0].step_seconds, ahead=ahead)
     assert smallest.step_seconds <= limit
     fewest = gpus
     teachers = ["beside", *range(1, gpus)] if taught else [0]
@@ -256,7 +256,7 @@ def test_a_thousand_gpus_for_few_prompts_are_not_recommended(ahead: bool, most: 
     work, cluster = build_work(), build_cluster(1024)
     forecasts = choose_split(work, cluster, ahead=ahead)
     assert count_gpus(work, forecasts[0].split) == 1024 and forecasts[0].busy["trainer"] < 0.1
-    smallest = find_smallest(work, cluster, forecasts, ahead=ahead)
+    smallest = find_smallest(work, cluster, forecasts[0].step_seconds, ahead=ahead)
     assert count_gpus(work, smallest.split) <= most
     assert smallest.busy["trainer"] > forecasts[0].busy["trainer"]
 

@@ -7,7 +7,8 @@ from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an ass
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -95,62 +96,25 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
     )
 
 
-def find_smallest(
-    work: Workload, cluster: Cluster, forecasts: Sequence[Forecast], *, ahead: bool
-) -> Forecast:
-    """Return the forecast with the fewest GPUs that takes at most `TOLERANCE` of the fastest time.
+def find_smallest(work: Workload, cluster: Cluster, seconds: float, *, ahead: bool) -> Forecast:
+    """Return the forecast of the fewest GPUs that takes at most `TOLERANCE` of the fastest time."""
 
-    `forecasts` has the splits of the whole cluster, the fastest first; GPUs may be left unused.
-    """
-    limit = TOLERANCE * forecasts[0].step_seconds
-    starts: dict[bool, Forecast] = {}
-    for forecast in forecasts:
-        if forecast.step_seconds <= limit:
-            starts.setdefault(forecast.split.teachers == "beside", forecast)
-    shrunk = [_shrink(work, cluster, start, limit, ahead=ahead) for start in starts.values()]
-    return min(shrunk, key=lambda forecast: count_gpus(work, forecast.split))
+    def choose(gpus: int) -> Forecast:
+        part = replace(cluster, gpus=gpus, per_node=min(gpus, cluster.per_node))
+        return choose_split(work, part, ahead=ahead)[0]
 
+    def is_fast(gpus: int) -> bool:
+        try:
+            return choose(gpus).step_seconds <= TOLERANCE * seconds
+        except ResourceError:
+            return False  # it does not fit on so few
 
-def _shrink(
-    work: Workload, cluster: Cluster, best: Forecast, limit: float, *, ahead: bool
-) -> Forecast:
-    """Take GPUs from the pool where they cost the least time, until each further one costs too much."""
-    while True:
-        found: list[tuple[float, Forecast]] = []
-        for split in _list_smaller(work, cluster, best.split):
-            try:
-                forecast = forecast_step(work, cluster, split, ahead=ahead)
-            except ResourceError:
-                continue  # a pool needs the GPUs for its memory
-            freed = count_gpus(work, best.split) - count_gpus(work, split)
-            if forecast.step_seconds <= limit and freed > 0:
-                slower = max(forecast.step_seconds - best.step_seconds, 0.0)
-                found.append((slower / freed, forecast))
-        if not found:
-            return best
-        best = min(found, key=lambda pair: pair[0])[1]
+    return choose(1 + bisect_left(range(1, cluster.gpus), True, key=is_fast))
 
 
 def count_gpus(work: Workload, split: Split) -> int:
     """Return the GPUs of all pools of a split."""
     return split.trainers + split.samplers + split.teacher_gpus * len(work.teachers)
-
-
-def _list_smaller(work: Workload, cluster: Cluster, split: Split) -> Iterator[Split]:
-    """Yield splits with one smaller pool: by a thirty-second of the cluster, and by half."""
-    grain = max(cluster.gpus // 32, 1)
-    for smaller in (lambda count: count - grain, lambda count: count // 2):
-        trainers = smaller(split.trainers)
-        if trainers > cluster.per_node:
-            trainers -= trainers % cluster.per_node
-        samplers, teachers = smaller(split.samplers), smaller(split.teacher_gpus)
-        if trainers > 0:
-            yield replace(split, trainers=trainers)
-        if samplers > 0:
-            yield replace(split, samplers=samplers)
-        if teachers > 0:
-            shards = _choose_teacher_shards(work, cluster, teachers)
-            yield replace(split, teachers=teachers, teacher_shards=shards)
 
 
 def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
@@ -215,13 +179,13 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
     }
     # Trainers beyond the number of texts only take part in collectives.
     share = min(max(work.texts, 1) / split.trainers, 1.0)
-    learning = seconds["update"] * share + seconds["wait"]
-    busy = {"trainer": learning, "sampler": seconds["sample"]}
-    pool = {True: "teacher", False: "trainer" if work.teachers else "sampler"}
-    busy[pool[bool(teachers)]] = busy.get(pool[bool(teachers)], 0.0) + seconds["score"]
+    busy = {name: 0.0 for name, size in memory.items() if size}
+    busy["trainer"] += (seconds["update"] * share + seconds["wait"]) / total
+    busy["sampler"] += seconds["sample"] / total
+    scores = "teacher" if teachers else "trainer" if work.teachers else "sampler"
+    busy[scores] += seconds["score"] / total
     if work.learners:
-        busy["judge"] = seconds["judge"]
-    busy = {name: min(pool_seconds / total, 1.0) for name, pool_seconds in busy.items()}
+        busy["judge"] += seconds["judge"] / total
     return Forecast(split, shards, seconds, memory, links, total, tokens / total, busy)
 
 

@@ -20,7 +20,7 @@ from practicum.backends.local.host_states import DEVICE_BYTES
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.native.packed_copies import MAX_BYTES
 from practicum.backends.local.paper import build_weightless, load_weightless, measure_footprint
-from practicum.backends.local.paper_decoding import PaperSampling
+from practicum.backends.local.paper_decoding import SamplingOnPaper
 from practicum.backends.local.paper_loss import measure_loss
 from practicum.backends.local.precision import choose_dtype, name_dtype
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_cached_bytes
@@ -108,9 +108,9 @@ class LocalPaper(PaperBackend):
             # The static step reads neither packed weights nor pictures.
             is_static = config.quantization is None and not self._context.pictures
             is_static &= self._config.decoding != "torch"
-            rows, each = limits.sampling_batch, footprint.forward.each
-            call = (sizes, prompts, new_tokens, params, device_limits, rows, each, is_static)
-            return PaperSampling(*call).measure()
+            rows, forward = limits.sampling_batch, footprint.forward.each
+            call = (sizes, prompts, new_tokens, params, device_limits, rows, forward, is_static)
+            return SamplingOnPaper(*call).measure()
 
         self.record = PaperRecord(
             dims=measure_dims(model),

@@ -27,7 +27,7 @@ LOGIT_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PaperSampling:
+class SamplingOnPaper:
     """A sampling call on a GPU, for a `model` on the meta device.
 
     Completions have `new_tokens` tokens, at most the parameters'; up to `rows` decode at once.

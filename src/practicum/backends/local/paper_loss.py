@@ -22,16 +22,16 @@ def measure_loss(record: PaperRecord, objective: Objective, tokens: int) -> tupl
     """
     zeros, mask = torch.zeros(tokens), torch.ones(tokens, dtype=torch.bool)
     rollout = Rollout(Prompt("0", ()), (0,), zeros.long(), mask, zeros, zeros, 0, "length", "")
-    asked = {"teacher": objective.signal, "reference": objective.reference_signal}
-    teacher, reference = (_build_signal(record, *pair, tokens) for pair in asked.items())
+    signals = {"teacher": objective.signal, "reference": objective.reference_signal}
+    teacher, reference = (_build_signal(record, *pair, tokens) for pair in signals.items())
     head, hidden = _build_student(record, tokens)
     batch = build_token_batch([Datum(rollout, teacher)], objective, 0, None).to(META)
     compiled, pool = compile_objective(objective), BufferPool()
     owners = (*teacher.heads, *reference.heads, head)
     weights = [owner.weight for owner in owners if isinstance(owner, Head)]
     states = [s.hidden for s in (teacher, reference) if isinstance(s.hidden, torch.Tensor)]
-    given = [*weights, *states, hidden, head.rows, *filter(torch.is_tensor, [head.weight.grad])]
-    with LiveBytes(iter(given)) as live:
+    uncounted = [*weights, *states, hidden, head.rows, *filter(torch.is_tensor, [head.weight.grad])]
+    with LiveBytes(iter(uncounted)) as live:
         chunk = build_chunk(head, hidden, (teacher, reference), batch, compiled, pool)
         chunk.backward([torch.ones(tokens, device=META) for _ in objective.losses])
         peak = live.peak
@@ -45,9 +45,9 @@ def _build_student(record: PaperRecord, tokens: int) -> tuple[Head, torch.Tensor
     weight = torch.empty(size, width, device=META, dtype=DTYPES[record.dtype])
     head = Head(weight, size)
     if record.trainable_dims.head:
-        learned = torch.nn.Parameter(weight.float())
-        learned.grad = torch.zeros_like(learned)
-        head = Head(learned, size, operand=None if record.dtype == "float32" else weight)
+        wide = torch.nn.Parameter(weight.float())
+        wide.grad = torch.zeros_like(wide)
+        head = Head(wide, size, operand=None if record.dtype == "float32" else weight)
     return head, torch.empty(tokens, width, device=META, dtype=head.weight.dtype)
 
 

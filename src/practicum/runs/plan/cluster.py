@@ -195,10 +195,9 @@ def _describe_cluster(
     if factor != 1.0:
         best = choose_split(scale_workload(work, factor), cluster, ahead=ahead)[0]
         scaled = {"factor": factor, **_describe_forecast(best)}
-    smallest = find_smallest(work, cluster, forecasts, ahead=ahead)
-    rows = dict.fromkeys((smallest.split, *(forecast.split for forecast in forecasts[:BEST])))
-    found = {forecast.split: forecast for forecast in (*forecasts, smallest)}
-    splits = [_describe_forecast(found[split]) for split in rows]
+    smallest = find_smallest(work, cluster, forecasts[0].step_seconds, ahead=ahead)
+    best = [smallest, *(forecast for forecast in forecasts[:BEST] if forecast != smallest)]
+    splits = [_describe_forecast(forecast) for forecast in best]
     used = count_gpus(work, smallest.split) + len(work.learners)
     return described | {"refused": None, "used": used, "splits": splits, "scaled": scaled}
 

@@ -297,9 +297,9 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     if run.gpu is not None:
         rollout = run.recipe.rollout
         # The last turns of conversations are the longest, and one turn of each is sampled at once.
-        asked = [request.prompt_tokens for request in record.sample_requests.get("student", ())]
+        requests = [request.prompt_tokens for request in record.sample_requests.get("student", ())]
         most = min(completions, round(run.metrics["rollouts"])) if run.converses else completions
-        prompts = list(islice(cycle(reversed(asked or run.prompts)), most))
+        prompts = list(islice(cycle(reversed(requests or run.prompts)), most))
         params = replace(rollout.build_sampling_params(frozenset({0})), max_new_tokens=new_tokens)
         is_rollout = new_tokens == rollout.max_new_tokens
         length = run.answer_tokens if is_rollout else new_tokens
@@ -388,8 +388,8 @@ def _estimate_update(run: DryRun) -> dict[str, int]:
     record = run.record
     tokens = count_update_tokens(run)
     # The loss is computed while the graph is there, and before its gradients.
-    kept, peak = _measure_loss(run)
-    loss = run.body.graph.compute_bytes(tokens) + peak - kept
+    reused, peak = _measure_loss(run)
+    loss = run.body.graph.compute_bytes(tokens) + peak - reused
     graph = max(run.body.update.compute_bytes(tokens), loss) * estimate_fragmentation(run)
     # A scorer learns after the student, in micro-batches of as many tokens.
     graph = max([graph, *(s.body.update.compute_bytes(tokens) for s in record.scalars.values())])
@@ -397,7 +397,7 @@ def _estimate_update(run: DryRun) -> dict[str, int]:
     away = [
         get_item_bytes(scorer.config.dtype) * scorer.dims.head
         for scorer in record.scorers.values()
-        if scorer.config is not None and scorer.config.residency in ("swap", "disk")
+        if run.gpu is not None and scorer.config and scorer.config.residency in ("swap", "disk")
     ]
     rounded = run.gpu is not None and record.trainable_dims.head and record.dtype == "bfloat16"
     supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.datums)
@@ -406,5 +406,5 @@ def _estimate_update(run: DryRun) -> dict[str, int]:
         "graph and its gradients": max(graph, head if record.trainable_dims.head else 0),
         "head laid out for products": head if supervised >= record.min_head_rows else 0,
         "head in bfloat16": head // 2 if rounded else 0,
-        "a teacher's head": max(away, default=0) if run.gpu is not None else 0,
+        "a teacher's head": max(away, default=0),
     }

@@ -119,8 +119,8 @@ def plan(
     machine, and measure the inputs of `describe_clusters`. `gpu` is the planned GPU (None: this
     machine's, if the student is on one).
     """
-    here = find_gpu(recipe)
-    gpu = gpu or here
+    own_gpu = find_gpu(recipe)
+    gpu = gpu or own_gpu
     if gpu is not None and recipe.student.device == "cpu":
         raise ResourceError("plan: student.device is cpu; remove it, or --gpu")
     if recipe.student.drafter is not None:
@@ -141,7 +141,9 @@ def plan(
     memory = estimate_memory(run, process)
     if limit is None:
         limit = read_memory_limit("cpu") if gpu is None else gpu.usable_memory
-        limit = min(limit, read_memory_limit("cuda")) if gpu is not None and gpu is here else limit
+        limit = (
+            min(limit, read_memory_limit("cuda")) if gpu is not None and gpu is own_gpu else limit
+        )
     largest = _find_largest_micro_batch(run, memory, limit)
     change = None
     if not for_cluster and (0 if gpu else process) <= limit < memory.peak:
