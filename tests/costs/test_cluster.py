@@ -1,6 +1,7 @@
 """The predicted step on a cluster: by hand on a tiny model, and by laws over random work."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,12 @@ from practicum.costs import Line, ModelDims, TrainableDims
 from practicum.costs.cluster import (
     EFFICIENCY,
     HIDDEN_SHARE,
+    TOLERANCE,
     choose_split,
+    count_gpus,
     count_sampler_weights,
     count_site_bytes,
+    find_smallest,
     forecast_step,
     scale_workload,
 )
@@ -221,6 +225,48 @@ def test_more_gpus_are_never_slower_and_pools_stay_within_their_memory(
         assert max(forecast.memory.values()) <= cluster.usable_memory
         split = forecast.split
         assert split.trainers + split.samplers + split.teacher_gpus == cluster.gpus
+
+
+@given(st.sampled_from([4, 16, 64, 512, 2048]), st.booleans(), st.booleans(), st.integers(8, 10))
+def test_the_smallest_split_has_the_fewest_gpus_of_the_fast_ones(
+    answers: int, taught: bool, ahead: bool, gpus: int
+) -> None:
+    """Compare with all splits that leave GPUs unused; taking GPUs one by one may miss one of them."""
+    work, cluster = build_work(answers, LARGE if taught else None), build_cluster(gpus)
+    forecasts = choose_split(work, cluster, ahead=ahead)
+    limit = TOLERANCE * forecasts[0].step_seconds
+    smallest = find_smallest(work, cluster, forecasts[0].step_seconds, ahead=ahead)
+    assert smallest.step_seconds <= limit
+    fewest = gpus
+    teachers = ["beside", *range(1, gpus)] if taught else [0]
+    for trainers, samplers, teacher in product(range(1, gpus), range(1, gpus), teachers):
+        split = Split(trainers, samplers, teacher)
+        if count_gpus(work, split) < fewest and (trainers <= 8 or trainers % 8 == 0):
+            try:
+                forecast = forecast_step(work, cluster, split, ahead=ahead)
+            except ResourceError:
+                continue
+            if forecast.step_seconds <= limit:
+                fewest = count_gpus(work, split)
+    assert fewest <= count_gpus(work, smallest.split) <= fewest + 1
+
+
+@pytest.mark.parametrize(("ahead", "most"), [(False, 384), (True, 64)])
+def test_a_thousand_gpus_for_few_prompts_are_not_recommended(ahead: bool, most: int) -> None:
+    work, cluster = build_work(), build_cluster(1024)
+    forecasts = choose_split(work, cluster, ahead=ahead)
+    assert count_gpus(work, forecasts[0].split) == 1024 and forecasts[0].busy["trainer"] < 0.1
+    smallest = find_smallest(work, cluster, forecasts[0].step_seconds, ahead=ahead)
+    assert count_gpus(work, smallest.split) <= most
+    assert smallest.busy["trainer"] > forecasts[0].busy["trainer"]
+
+
+def test_the_busy_shares_of_a_step_by_hand() -> None:
+    forecast = forecast_step(build_work(), build_cluster(8), Split(4, 2, 2), ahead=False)
+    seconds, total = forecast.seconds, forecast.step_seconds
+    learning = seconds["update"] + seconds["wait"]
+    phases = {"trainer": learning, "sampler": seconds["sample"], "teacher": seconds["score"]}
+    assert forecast.busy == pytest.approx({pool: part / total for pool, part in phases.items()})
 
 
 @given(factor=st.integers(2, 16))

@@ -307,6 +307,8 @@ def test_the_command_for_clusters(models: Path, tmp_path: Path) -> None:
     assert forked(command("plan", recipe, *clusters), output=output) == 0
     text = output.read_text()
     assert "8 h100 in nodes of 8" in text and "64 h200 in nodes of 4" in text
+    assert "the first split takes 2 of 8 GPUs" in text and "; busy: trainers " in text
+    assert "warning: trainers are idle for more than half of the step; raise train" in text
     assert "prompts x 8" in text and "a step between two sites at 1 Gbit/s" in text
     # Its student and teacher are made from scratch, in a folder that is gone after the dry run.
     toy = ("plan", "smoke/toy", "--cluster", "8xh100", "rollout.n=1")

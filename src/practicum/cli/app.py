@@ -129,7 +129,7 @@ app.command("ls", epilog="Example: practicum ls recipes --like entropy")(list_ch
 app.command(epilog="Example: practicum laws my_package.losses:chi_square")(laws)
 
 
-@app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB", cls=RecipeCommand)
+@app.command("plan", epilog="Example: practicum plan quickstart --gpu rtx4090", cls=RecipeCommand)
 def plan_recipe(  # noqa: PLR0913  (its options, one by one)
     recipe: RecipeArgument,
     overrides: Overrides = None,
@@ -148,6 +148,10 @@ def plan_recipe(  # noqa: PLR0913  (its options, one by one)
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="run two steps to estimate seconds")
     ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="CARD", help="on one GPU, such as rtx4090, also without one here"),
+    ] = None,
     cluster: Annotated[
         list[str] | None,
         typer.Option(metavar="GPUS", help="also on a cluster, such as 64xh100; again for another"),
@@ -160,7 +164,7 @@ def plan_recipe(  # noqa: PLR0913  (its options, one by one)
         from practicum.cli.plan import build_plan, format_plan
 
         plan_json = build_plan(
-            recipe, overrides or [], memory, answer_tokens, calibrate, cluster or ()
+            recipe, overrides or [], memory, answer_tokens, calibrate, cluster or (), gpu
         )
         print(json.dumps(plan_json) if as_json else "\n".join(format_plan(plan_json)))
 

@@ -13,6 +13,7 @@ from practicum.runs.plan.cluster import (
     describe_clusters,
     describe_sites,
     parse_cluster,
+    parse_gpu,
 )
 from practicum.runs.plan.memory import parse_bytes
 from practicum.runs.stages import Pipeline, load_pipeline_or_recipe
@@ -30,12 +31,14 @@ def build_plan(
     answer_tokens: int | None,
     calibrate: bool,
     cluster: Sequence[str] = (),
+    gpu: str | None = None,
 ) -> dict[str, Any]:
-    """Return the plan as JSON data, also for clusters such as `64xh100`.
+    """Return the plan as JSON data, for a `gpu` and also for clusters such as `64xh100`.
 
     Raises RecipeError for a pipeline.
     """
     limit = None if memory is None else parse_bytes(memory)
+    card = None if gpu is None else parse_gpu(gpu)
     parsed = [parse_cluster(text) for text in cluster]
     loaded = load_pipeline_or_recipe(recipe, list(overrides))
     if isinstance(loaded, Pipeline):
@@ -51,6 +54,7 @@ def build_plan(
             answer_tokens=answer_tokens,
             calibrate=calibrate,
             for_cluster=bool(parsed),
+            gpu=card,
         )
         described = describe_plan(cost_plan)
         if parsed:
@@ -127,10 +131,11 @@ def _format_memory(memory: Mapping[str, Any], *, suggests: bool) -> list[str]:
             ]
         )
     fits = "it fits" if memory["fits"] else "it does not fit"
+    place = f"on one {make_printable(memory['gpu'])}" if memory["gpu"] else "here"
     recompute = ", layers recomputed" if memory["recompute"] else ""
     lines = [
         *_format_table(["memory", "peak", "most of it"], rows),
-        f"peak {format_bytes(memory['peak'])} of {format_bytes(memory['limit'])} here: {fits}",
+        f"peak {format_bytes(memory['peak'])} of {format_bytes(memory['limit'])} {place}: {fits}",
         f"{memory['micro_batch']:,} tokens go through the student together{recompute}; "
         f"{memory['largest_micro_batch']:,} would fit",
     ]
@@ -175,7 +180,7 @@ def _format_wire(wire_bytes: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
-    """Return the lines of one cluster: its splits, the fastest first, or the reason why no split fits."""
+    """Return the lines of one cluster: the smallest fast split and the fastest, or why no split fits."""
     title = f"{cluster['gpus']} {cluster['gpu']} in nodes of {cluster['per_node']}"
     if cluster["refused"]:
         return ["", f"{title}: it does not fit: {cluster['refused']}"]
@@ -197,9 +202,18 @@ def _format_cluster(cluster: Mapping[str, Any]) -> list[str]:
     ]
     links = first["links"].items()
     crossing = ", ".join(f"{name} {format_bytes(size)}" for name, size in links if size)
+    idle = [f"{pool}s" for pool, share in first["busy"].items() if share < 0.5]
+    advice = "raise train.prompts_per_step or rollout.max_staleness"
     return [
         "",
         *_format_table(head, rows),
+        f"the first split takes {cluster['used']} of {cluster['gpus']} GPUs and at most 3 % more time than the "
+        f"fastest; busy: {', '.join(f'{pool}s {share:.0%}' for pool, share in first['busy'].items())}",
+        *(
+            [f"warning: {' and '.join(idle)} are idle for more than half of the step; {advice}"]
+            if idle
+            else []
+        ),
         f"bytes per step with the first split: {crossing}",
         *(f"{make_printable(name)} learns on a separate GPU" for name in cluster["learners"]),
         f"to run it: backend='{{type: ray, {_format_split(first)}}}'",

@@ -7,6 +7,7 @@ from the data sheets, by the models' dtypes, times `EFFICIENCY`, which is an ass
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -40,6 +41,9 @@ DECODE_STEP_SECONDS = 0.012
 HIDDEN_SHARE = 0.9
 """The share of an update's time that can overlap with collectives."""
 
+TOLERANCE = 1.03
+"""The time of a split with fewer GPUs that is still preferred, as a factor of the fastest time."""
+
 EFFICIENCY = {"sample": 0.55, "score": 0.4, "update": 0.37}
 """Achieved fractions of the data sheet: of the bandwidth in decoding, of the operations elsewhere."""
 
@@ -51,7 +55,7 @@ class Forecast:
 
     `shards` trainers together hold one copy of the student. `send` is the transfer of the teachers'
     hidden states, `wait` the collectives that do not overlap with computation, `copy` the transfer
-    of trained weights to the samplers.
+    of trained weights to the samplers. `busy` is the share of the step in which a pool works.
     """
 
     split: Split
@@ -61,6 +65,7 @@ class Forecast:
     links: dict[str, int]
     step_seconds: float
     tokens_per_second: float
+    busy: dict[str, float]
 
 
 def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forecast]:
@@ -89,6 +94,27 @@ def choose_split(work: Workload, cluster: Cluster, *, ahead: bool) -> list[Forec
     return sorted(
         forecasts, key=lambda forecast: (forecast.step_seconds, sum(forecast.seconds.values()))
     )
+
+
+def find_smallest(work: Workload, cluster: Cluster, seconds: float, *, ahead: bool) -> Forecast:
+    """Return the forecast of the fewest GPUs that takes at most `TOLERANCE` of the fastest time."""
+
+    def choose(gpus: int) -> Forecast:
+        part = replace(cluster, gpus=gpus, per_node=min(gpus, cluster.per_node))
+        return choose_split(work, part, ahead=ahead)[0]
+
+    def is_fast(gpus: int) -> bool:
+        try:
+            return choose(gpus).step_seconds <= TOLERANCE * seconds
+        except ResourceError:
+            return False  # it does not fit on so few
+
+    return choose(1 + bisect_left(range(1, cluster.gpus), True, key=is_fast))
+
+
+def count_gpus(work: Workload, split: Split) -> int:
+    """Return the GPUs of all pools of a split."""
+    return split.trainers + split.samplers + split.teacher_gpus * len(work.teachers)
 
 
 def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool) -> Forecast:
@@ -151,7 +177,16 @@ def forecast_step(work: Workload, cluster: Cluster, split: Split, *, ahead: bool
         ),
         "between a teacher's shards": _count_teacher_gathers(work, split, shards),
     }
-    return Forecast(split, shards, seconds, memory, links, total, tokens / total)
+    # Trainers beyond the number of texts only take part in collectives.
+    share = min(max(work.texts, 1) / split.trainers, 1.0)
+    busy = {name: 0.0 for name, size in memory.items() if size}
+    busy["trainer"] += (seconds["update"] * share + seconds["wait"]) / total
+    busy["sampler"] += seconds["sample"] / total
+    scores = "teacher" if teachers else "trainer" if work.teachers else "sampler"
+    busy[scores] += seconds["score"] / total
+    if work.learners:
+        busy["judge"] += seconds["judge"] / total
+    return Forecast(split, shards, seconds, memory, links, total, tokens / total, busy)
 
 
 def scale_workload(work: Workload, factor: float) -> Workload:

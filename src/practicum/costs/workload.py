@@ -16,6 +16,10 @@ SCORED_TOKENS = 16384
 """The tokens of a teacher's pass on a GPU."""
 
 
+PCIE_LINK = 25e9
+"""80 % of PCIe 4.0 with 16 lanes, in bytes per second and direction."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU by its data sheet: dense operations per second in two dtypes, bytes per second, bytes."""
@@ -25,6 +29,13 @@ class Gpu:
     float32_flops: float
     bandwidth: float
     memory: int
+    link: float = 360e9
+    """Bytes per second to a GPU in the same node, in one direction, at 80 % of the data sheet."""
+
+    @property
+    def usable_memory(self) -> int:
+        """The bytes that a plan may use."""
+        return int(USABLE * self.memory)
 
     def get_flops(self, item_bytes: int) -> float:
         """Return the operations per second of products, by the bytes of an operand."""
@@ -40,6 +51,13 @@ GPUS = {
         Gpu("h100", 989e12, 67e12, 3.35e12, 80 * 10**9),
         Gpu("h200", 989e12, 67e12, 4.8e12, 141 * 10**9),
         Gpu("b200", 2250e12, 75e12, 8.0e12, 180 * 10**9),
+        # Cards on PCIe 4.0, and 5.0 for the last one.
+        Gpu("rtx3090", 71e12, 35.6e12, 0.936e12, 24 * 10**9, PCIE_LINK),
+        Gpu("rtx4090", 165e12, 82.6e12, 1.008e12, 24 * 10**9, PCIE_LINK),
+        Gpu("a10g", 70e12, 31.5e12, 0.6e12, 24 * 10**9, PCIE_LINK),
+        Gpu("l4", 121e12, 30.3e12, 0.3e12, 24 * 10**9, PCIE_LINK),
+        Gpu("l40s", 362e12, 91.6e12, 0.864e12, 48 * 10**9, PCIE_LINK),
+        Gpu("rtx5090", 209e12, 105e12, 1.792e12, 32 * 10**9, 2 * PCIE_LINK),
     )
 }
 """The GPUs that a plan knows, by name."""
@@ -62,7 +80,7 @@ class Cluster:
     @property
     def usable_memory(self) -> int:
         """The bytes of one GPU that a plan may use."""
-        return int(USABLE * self.gpu.memory)
+        return self.gpu.usable_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -616,3 +616,5 @@ class BackendContext:
     """True if the files of models are recorded, and compared at each load."""
     planned_device: str | None = None
     """The type of device of a dry run; None: this machine's."""
+    planned_memory: int | None = None
+    """The bytes of the GPU of a dry run, where it is planned for one."""

@@ -1,12 +1,14 @@
 """The port of a dry run: models with dimensions and no weights, and a record of their requests."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from practicum.costs import Footprint, GraphPlan, ModelDims, TrainableDims
-from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.models.config import DtypeName, ScorerConfig, StudentConfig
+from practicum.objective import Objective
 from practicum.ports import Backend
-from practicum.types import Datum, SampleRequest, ScoreRequest
+from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,16 @@ class PaperRecord:
 
     dims: ModelDims
     trainable_dims: TrainableDims
-    dtype: str
+    dtype: DtypeName
     """The dtype of the student's products."""
     body: Callable[[bool], Footprint]
     """Return the memory of a pass through the student, with activation checkpointing or without."""
     cut: Callable[[Sequence[Datum]], GraphPlan]
     """Split the datums of an update into micro-batches."""
+    measure_sampling: Callable[[Sequence[tuple[int, ...]], int, SamplingParams], Mapping[str, int]]
+    """Return the bytes on a GPU, by item, of completions of these prompts with so many tokens."""
+    measure_loss: Callable[[Objective, int], tuple[int, int]]
+    """Return the bytes on a GPU that a chunk of this many tokens leaves, and its peak."""
     max_packed_tokens: int
     """The longest text, in tokens, that the student runs packed."""
     scored_tokens: int
@@ -68,6 +74,8 @@ class PaperRecord:
     datums: list[Datum] = field(default_factory=list)
     max_text_bytes: int = 0
     """The most bytes of keys and values of conversations that are kept between turns."""
+    max_hidden_bytes: int = sys.maxsize
+    """The most bytes of a scorer's hidden states that stay on the device until the update."""
 
 
 class PaperBackend(Backend):

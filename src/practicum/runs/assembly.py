@@ -157,12 +157,16 @@ def assemble_run(
 
 
 def assemble_on_paper(
-    recipe: Recipe, models: Path, answer_tokens: int, device: str | None = None
+    recipe: Recipe,
+    models: Path,
+    answer_tokens: int,
+    device: str | None = None,
+    memory: int | None = None,
 ) -> tuple[RunComponents, PaperBackend]:
     """Assemble a dry run of weightless models; every completion has `answer_tokens` tokens.
 
     Also returns its backend, which records the requests. `device` is the type of the planned device
-    (None: this machine's).
+    (None: this machine's), `memory` the bytes of the planned GPU.
     """
     # Backends of other packages need not have this function.
     build = vars(load_plugin("backends", recipe.backend.type)).get("build_on_paper")
@@ -172,7 +176,7 @@ def assemble_on_paper(
             "unknown; leave backend out to plan the recipe here"
         )
     inputs = _prepare_inputs(recipe, models)
-    context = replace(inputs.backend_context, planned_device=device)
+    context = replace(inputs.backend_context, planned_device=device, planned_memory=memory)
     paper = build(recipe.backend, context, answer_tokens)
     return _Assembly(inputs, paper, on_paper=True).build(), paper
 

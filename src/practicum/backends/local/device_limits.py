@@ -85,7 +85,11 @@ class TrainerLimits:
 
 def build_limits(device: torch.device, config: MemoryConfig | None = None) -> TrainerLimits:
     """Return the limits that a recipe sets, with the device's limits as defaults."""
-    device_limits, settings = find_limits(device), config or MemoryConfig()
+    return fill_limits(find_limits(device), config or MemoryConfig())
+
+
+def fill_limits(device_limits: DeviceLimits, settings: MemoryConfig) -> TrainerLimits:
+    """Return the limits that a recipe sets, with these limits as defaults."""
     return TrainerLimits(
         settings.micro_batch_tokens,
         settings.chunk_tokens or device_limits.chunk_tokens,

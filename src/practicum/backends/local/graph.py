@@ -31,14 +31,19 @@ MAX_CPU_TOKENS = 1024
 
 
 def plan_micro_batch(
-    language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int
+    language_model: LanguageModel,
+    bytes_a_token: int,
+    longest: int,
+    budget: int,
+    most: int | None = None,
 ) -> GraphPlan:
     """Plan the largest micro-batch with activations that fit in `budget` bytes.
 
     It holds at least the `longest` text, in tokens; layers are recomputed if that text does not
-    fit.
+    fit. `most` is the largest useful one (None: the device's).
     """
-    most = MAX_CPU_TOKENS if language_model.device.type == "cpu" else sys.maxsize
+    if most is None:
+        most = MAX_CPU_TOKENS if language_model.device.type == "cpu" else sys.maxsize
     fitting = budget // bytes_a_token
     layers = len(find_layers(language_model.model) or ())
     recompute = fitting < longest and layers >= 2

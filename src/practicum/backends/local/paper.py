@@ -55,7 +55,7 @@ def load_weightless(
     A student's settings determine which weights are trainable.
     """
     source = locate(config, scratch_folder, needs_weights=False)
-    key = config.model_dump_json(), source, pictures
+    key = _name_sizes(config), source, pictures
     if key not in _MODELS:
         loaded = _load_weightless(config, source)
         _MODELS[key] = add_pictures(loaded) if pictures else loaded
@@ -66,18 +66,31 @@ _MODELS: dict[tuple[str, str, bool], LoadedModel] = {}
 """The models loaded so far; they take no memory and never change."""
 
 
+def _name_sizes(config: ModelConfig) -> str:
+    """Return the settings without those that change no size of a weightless model."""
+    return config.model_dump_json(exclude={"residency", "quantization"})
+
+
 def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
     tokenizer = load_tokenizer(source, config, check_config(source, config))
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     stops = collect_stop_ids(tokenizer, None)
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
-    return LoadedModel(_build_weightless(config, source, vocabulary), renderer, source)
+    return LoadedModel(build_weightless(config, source, vocabulary), renderer, source)
 
 
-def _build_weightless(
-    config: ModelConfig, source: str, vocabulary: int, layers: int | None = None
+def build_weightless(
+    config: ModelConfig,
+    source: str,
+    vocabulary: int,
+    layers: int | None = None,
+    *,
+    on_meta: bool = False,
 ) -> LanguageModel:
-    """Build the modules without weights; with `layers`, this many layers and a tiny vocabulary."""
+    """Build the modules without weights; with `layers`, this many layers and a tiny vocabulary.
+
+    Its tensors are fake ones, or with `on_meta` on torch's meta device, where code for a GPU takes the GPU's path.
+    """
     described = AutoConfig.from_pretrained(
         find_base(source), trust_remote_code=config.trust_remote_code
     )
@@ -95,6 +108,8 @@ def _build_weightless(
             model.requires_grad_(False)
             if isinstance(config, StudentConfig):
                 set_trainable(model, config, 0, source)
+        if on_meta:
+            return LanguageModel(model, vocabulary, autocast=dtype == "bfloat16")
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device=device).tie_weights()
             language_model = LanguageModel(model, vocabulary, autocast=dtype == "bfloat16")
@@ -116,7 +131,7 @@ def measure_footprint(
     Models of one and of two layers run at two text lengths; every further layer costs as much as
     the second one adds. The gradient of the embedding is not included.
     """
-    key = config.model_dump_json(), source, layers, recompute
+    key = _name_sizes(config), source, layers, recompute
     if key not in _FOOTPRINTS:
         single, double = (_measure_lines(config, source, count, recompute) for count in (1, 2))
         graph, update = (
@@ -140,7 +155,7 @@ def _measure_lines(config: ModelConfig, source: str, layers: int, recompute: boo
     # trained.
     if isinstance(config, StudentConfig) and config.trainable_layers is not None:
         config = config.model_copy(update={"trainable_layers": layers})
-    language_model = _build_weightless(config, source, TINY_VOCABULARY, layers)
+    language_model = build_weightless(config, source, TINY_VOCABULARY, layers)
     dropout = isinstance(config, StudentConfig) and config.dropout
     # The model would not pack a longer text, which would take another path.
     half = min(LONG, (language_model.window or language_model.context_length) - 1) // 2
@@ -180,7 +195,7 @@ def _measure_passes(
         states.backward(torch.zeros_like(states))
         return graph_bytes
 
-    with _find_fake_mode(model), _LiveBytes(model.parameters()) as live:
+    with _find_fake_mode(model), LiveBytes(model.parameters()) as live:
         with torch.no_grad():
             compute_hidden_states(language_model, text)
         forward, graph, update = live.peak, 0, live.peak
@@ -205,7 +220,7 @@ def _find_fake_mode(model: torch.nn.Module) -> FakeTensorMode:
     return (weight.data if hasattr(weight.data, "fake_mode") else weight).fake_mode
 
 
-class _LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Count the bytes of all storages that were made within the block and are still alive."""
 
     def __init__(self, uncounted: Iterator[Tensor]) -> None:

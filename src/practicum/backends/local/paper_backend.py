@@ -1,6 +1,7 @@
 """Provide the local backend over weightless models, to know a step's cost before it runs."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
 from functools import partial
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from practicum.backends.local.cached_texts import MAX_BYTES as MAX_TEXT_BYTES
 from practicum.backends.local.config import Config
-from practicum.backends.local.device_limits import build_limits, find_limits
+from practicum.backends.local.device_limits import fill_limits, find_limits, size_gpu
 from practicum.backends.local.graph import plan_micro_batch
+from practicum.backends.local.host_states import DEVICE_BYTES
 from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.native.packed_copies import MAX_BYTES
-from practicum.backends.local.paper import load_weightless, measure_footprint
+from practicum.backends.local.paper import build_weightless, load_weightless, measure_footprint
+from practicum.backends.local.paper_decoding import SamplingOnPaper
+from practicum.backends.local.paper_loss import measure_loss
 from practicum.backends.local.precision import choose_dtype, name_dtype
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS, count_cached_bytes
 from practicum.backends.local.scratch import prepare_scratch_folder
@@ -84,14 +88,29 @@ class LocalPaper(PaperBackend):
         config, loaded = self._load(config, "student")
         model = loaded.language_model
         learning = measure_trainable(model)
-        graph = measure_footprint(config, loaded.source, learning.layers).graph
-        limits = build_limits(model.device, self._config)
+        footprint = measure_footprint(config, loaded.source, learning.layers)
+        graph, gpu = footprint.graph, self._context.planned_memory
+        device_limits = find_limits(model.device) if gpu is None else size_gpu(gpu)
+        limits = fill_limits(device_limits, self._config)
+        # Built now: the folder of a from-scratch student is gone after the dry run.
+        sizes = build_weightless(config, loaded.source, model.vocab_size, on_meta=True)
 
         def plan_graph(datums: Sequence[Datum]) -> GraphPlan:
             if limits.micro_batch_tokens is not None:
                 return GraphPlan(limits.micro_batch_tokens, recompute=False)
             budget = limits.graph_mib * 2**20
-            return plan_micro_batch(model, max(graph.each, 1), find_longest_length(datums), budget)
+            longest, most = find_longest_length(datums), None if gpu is None else sys.maxsize
+            return plan_micro_batch(model, max(graph.each, 1), longest, budget, most)
+
+        def measure_sampling(
+            prompts: Sequence[tuple[int, ...]], new_tokens: int, params: SamplingParams
+        ) -> Mapping[str, int]:
+            # The static step reads neither packed weights nor pictures.
+            is_static = config.quantization is None and not self._context.pictures
+            is_static &= self._config.decoding != "torch"
+            rows, forward = limits.sampling_batch, footprint.forward.each
+            call = (sizes, prompts, new_tokens, params, device_limits, rows, forward, is_static)
+            return SamplingOnPaper(*call).measure()
 
         self.record = PaperRecord(
             dims=measure_dims(model),
@@ -100,13 +119,17 @@ class LocalPaper(PaperBackend):
             body=partial(measure_footprint, config, loaded.source, learning.layers),
             cut=plan_graph,
             max_packed_tokens=model.max_packed_tokens,
-            scored_tokens=find_limits(model.device).scored_tokens,
-            min_head_rows=MIN_HEAD_ROWS,
-            min_prepack_tokens=MIN_DECODE_STEPS,
+            measure_sampling=measure_sampling,
+            measure_loss=lambda *arguments: measure_loss(self.record, *arguments),
+            scored_tokens=device_limits.scored_tokens,
+            # Only a processor has another layout for weights.
+            min_head_rows=MIN_HEAD_ROWS if gpu is None else sys.maxsize,
+            min_prepack_tokens=MIN_DECODE_STEPS if gpu is None else sys.maxsize,
             max_kept_bytes=MAX_BYTES,
             chunk_tokens=limits.chunk_tokens,
             sampling_batch=limits.sampling_batch,
             max_text_bytes=MAX_TEXT_BYTES,
+            max_hidden_bytes=sys.maxsize if gpu is None else DEVICE_BYTES,
         )
         return Student(
             trainer=PaperTrainer(self.record, lambda: self._open_client("student")),
@@ -123,6 +146,7 @@ class LocalPaper(PaperBackend):
         shape = measure_dims(loaded.language_model)
         footprint = measure_footprint(config, loaded.source)
         is_wide = config.dtype == "float32" and keeps_dtype(config.quantization)
+        is_wide &= self._context.planned_memory is None
         layout_bytes = count_cached_bytes(shape.body + shape.head) if is_wide else 0
         self.record.scorers[name] = PaperModel(config, shape, footprint, layout_bytes=layout_bytes)
         return Model(

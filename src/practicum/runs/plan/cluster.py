@@ -10,12 +10,15 @@ from practicum.costs.cluster import (
     STATE_BYTES,
     Forecast,
     choose_split,
+    count_gpus,
     count_site_bytes,
+    find_smallest,
     scale_workload,
 )
 from practicum.costs.workload import (
     GPUS,
     Cluster,
+    Gpu,
     LearningWork,
     ScoringWork,
     Workload,
@@ -49,14 +52,26 @@ def parse_cluster(text: str) -> Cluster:
             f"or 64xh100/4 for nodes of 4 (known: {', '.join(GPUS)})"
         )
     gpus = int(match[1])
-    return Cluster(gpus, GPUS[match[2]], min(int(match[3] or 8), gpus))
+    gpu = GPUS[match[2]]
+    return Cluster(gpus, gpu, min(int(match[3] or 8), gpus), gpu.link)
+
+
+def parse_gpu(text: str) -> Gpu:
+    """Return the GPU of this name; ResourceError if it is unknown."""
+    if text.strip().lower() not in GPUS:
+        raise ResourceError(
+            f"--gpu {text!r} is not a known GPU; use one of {', '.join(GPUS)}, or the nearest of "
+            "them with --memory"
+        )
+    return GPUS[text.strip().lower()]
 
 
 def describe_clusters(run: DryRun, clusters: Sequence[Cluster]) -> list[dict[str, Any]]:
     """Return the forecasts of the best splits of each cluster as JSON data.
 
     `scaled` is the best split with as many more prompts as the cluster has more GPUs than the first
-    one. `refused` is the reason why no split fits.
+    one. `refused` is the reason why no split fits. The first split takes the fewest GPUs, `used`,
+    of those that are about as fast as the fastest.
     """
     work = build_workload(run)
     ahead = run.recipe.rollout.max_staleness > 0
@@ -175,13 +190,16 @@ def _describe_cluster(
     try:
         forecasts = choose_split(work, cluster, ahead=ahead)
     except ResourceError as error:
-        return described | {"refused": str(error), "splits": [], "scaled": None}
+        return described | {"refused": str(error), "used": 0, "splits": [], "scaled": None}
     scaled = None
     if factor != 1.0:
         best = choose_split(scale_workload(work, factor), cluster, ahead=ahead)[0]
         scaled = {"factor": factor, **_describe_forecast(best)}
-    splits = [_describe_forecast(forecast) for forecast in forecasts[:BEST]]
-    return described | {"refused": None, "splits": splits, "scaled": scaled}
+    smallest = find_smallest(work, cluster, forecasts[0].step_seconds, ahead=ahead)
+    best = [smallest, *(forecast for forecast in forecasts[:BEST] if forecast != smallest)]
+    splits = [_describe_forecast(forecast) for forecast in best]
+    used = count_gpus(work, smallest.split) + len(work.learners)
+    return described | {"refused": None, "used": used, "splits": splits, "scaled": scaled}
 
 
 def _describe_forecast(forecast: Forecast) -> dict[str, Any]:

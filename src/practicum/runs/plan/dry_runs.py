@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.costs import Footprint, GraphPlan
+from practicum.costs.workload import Gpu
 from practicum.ports.paper import PaperRecord
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_on_paper
@@ -31,21 +32,32 @@ class DryRun:
     """True if completions are conversations: their keys and values are kept from turn to turn."""
     recomputed: Footprint | None = None
     """The memory of a pass with recomputed layers, as on a cluster; None if not requested."""
+    gpu: Gpu | None = None
+    """The GPU that the step is planned for; None: the processor of this machine."""
 
 
 def simulate_step(
-    recipe: Recipe, answer_tokens: int | None, *, for_cluster: bool = False
+    recipe: Recipe,
+    answer_tokens: int | None,
+    *,
+    for_cluster: bool = False,
+    gpu: Gpu | None = None,
 ) -> DryRun:
     """Run the first step of a recipe without weights.
 
     Every completion has `answer_tokens` tokens, at most `rollout.max_new_tokens`, which is also the
-    default. With `for_cluster`, `dtype: auto` is chosen for a GPU.
+    default. With `for_cluster` or a `gpu`, `dtype: auto` is chosen for a GPU; the `gpu` also sets
+    the limits of the backend.
     """
     limit = recipe.rollout.max_new_tokens
     tokens = min(answer_tokens or limit, limit)
     with tempfile.TemporaryDirectory() as folder:
         components, paper = assemble_on_paper(
-            recipe, Path(folder), tokens, "cuda" if for_cluster else None
+            recipe,
+            Path(folder),
+            tokens,
+            "cuda" if for_cluster or gpu else None,
+            None if gpu is None else gpu.memory,
         )
         with closing(components):
             result = train_step(1, components.parts, components.settings)
@@ -57,5 +69,5 @@ def simulate_step(
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))
     converses = components.parts.task.converses
     return DryRun(
-        recipe, record, result.metrics, prompts, graph, body, tokens, converses, recomputed
+        recipe, record, result.metrics, prompts, graph, body, tokens, converses, recomputed, gpu
     )

@@ -2,8 +2,9 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle, islice
 
 import psutil
 import torch
@@ -11,7 +12,7 @@ import torch
 from practicum.core.ram import read_total_memory
 from practicum.costs import ModelDims, TrainableDims
 from practicum.costs.segments import count_packed_tokens, split_by_tokens
-from practicum.errors import ResourceError
+from practicum.errors import PracticumError, ResourceError
 from practicum.losses import compile_objective
 from practicum.losses.passes import build_score_requests, group_rows_into_passes
 from practicum.models.config import StudentConfig
@@ -21,7 +22,7 @@ from practicum.objective import Objective
 from practicum.ports.paper import PaperRecord, PaperScalarDims
 from practicum.runs.plan.dry_runs import DryRun
 from practicum.training.teacher_comparison import COMPARED_TOKENS
-from practicum.types import ScoreRequest
+from practicum.types import Rollout, ScoreRequest
 
 FLOAT_BYTES = 4
 MIB = 2**20
@@ -37,8 +38,14 @@ Their small tensors keep the room between the large ones from being used again. 
 SmolLM2-135M on a processor (`python -m benchmarks plan --cases adapters`).
 """
 
+CONTEXT_BYTES = 512 * MIB
+"""The CUDA context and the libraries' workspaces on a GPU; an assumption."""
+
 SAMPLING_TILES = 4
 """Matrices of [rows, V] that sampling holds: logits, their exponentials, sums in float64."""
+
+SCORED_TILES = 2
+"""Matrices of [chunk_tokens, V] for the log-probabilities of given tokens: logits, and their log-softmax."""
 
 COMPARED_TILES = 5
 """Matrices of [tokens, V] that an evaluation holds for the tokens that it compares at once."""
@@ -77,9 +84,10 @@ class Memory:
 def estimate_memory(run: DryRun, process: int) -> Memory:
     """Estimate the memory of each phase of a step once the optimizer has its moments.
 
-    `process` is the memory of Python and its libraries in bytes.
+    `process` is the memory of Python and its libraries in bytes; on a GPU it does not count.
     """
-    recipe, record = run.recipe, run.record
+    recipe, record, is_gpu = run.recipe, run.record, run.gpu is not None
+    away = ("disk", "shared", "swap") if is_gpu else ("disk", "shared")
     # Trained weights are stored in float32 for every dtype of the student.
     trained = FLOAT_BYTES * record.trainable_dims.parameters
     student = recipe.student.model_copy(update={"dtype": record.dtype})
@@ -88,7 +96,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     bases: dict[str, int] = {}
     for name, scorer in record.scorers.items():
         size, config = _count_weight_bytes(run, name), scorer.config
-        if config is not None and config.residency in ("disk", "shared"):
+        if config is not None and config.residency in away:
             # Merged weights are counted as if the adapter changed all of them.
             visiting.append(size + scorer.layout_bytes)
             if config.residency == "shared":
@@ -98,7 +106,8 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
             layouts.append(scorer.layout_bytes)
     fitted = FLOAT_BYTES * sum(s.trainable_dims.parameters for s in record.scalars.values())
     always = {
-        "Python and libraries": process + LIBRARY_BYTES,
+        "CUDA context": CONTEXT_BYTES if is_gpu else 0,
+        "Python and libraries": 0 if is_gpu else process + LIBRARY_BYTES,
         "student": count_frozen_bytes(student, record.dims, record.trainable_dims) + trained,
         "teachers": sum(resident) + sum(bases.values()),
         "scorers that learn": fitted + sum(map(_count_scalar_bytes, record.scalars.values())),
@@ -106,10 +115,10 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         "self-teachers' copies": FLOAT_BYTES
         * sum(scorer.num_copied_weights for scorer in record.scorers.values()),
         "moments of AdamW": 2 * (trained + fitted),
-        "logit side": count_tiles(recipe.objective) * record.chunk_tokens * vocabulary_row,
+        "logit side": _measure_loss(run)[0],
         "weights kept laid out for decoding": _count_cached_weights(run),
     }
-    if recipe.train.save_in_background:
+    if recipe.train.save_in_background and not is_gpu:
         always["copy of the state being saved"] = 3 * (trained + fitted)
     hidden = _count_hidden_bytes(run)
     lag = recipe.rollout.max_staleness
@@ -124,7 +133,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     # At most one teacher is read from disk or merged at a time, so the largest one counts.
     score = {
         "a visiting teacher": max(visiting),
-        "activations": _estimate_scoring(run),
+        "activations or logits": max(_estimate_scoring(run), _estimate_scored_logits(run)),
         "hidden states": hidden,
     }
     update = {"gradients": trained + fitted, "hidden states": hidden, **_estimate_update(run)}
@@ -133,8 +142,9 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
         "score": always | score,
         # With rollouts ahead, other threads sample and score during the update.
         "update": always | sample | score | update if lag else always | update,
-        "save": always | {"files being written": 2 * (trained + fitted)},
     }
+    if not is_gpu:
+        phases["save"] = always | {"files being written": 2 * (trained + fitted)}
     if recipe.evaluation.prompts:
         completions = recipe.evaluation.prompts * recipe.evaluation.samples
         length = recipe.evaluation.max_new_tokens or recipe.rollout.max_new_tokens
@@ -163,17 +173,39 @@ def count_tiles(objective: Objective) -> int:
     return FUSED_TILES + max(len(objective.losses) - 1, 0)
 
 
+def _measure_loss(run: DryRun) -> tuple[int, int]:
+    """Return the bytes of the logit side that chunks reuse, and its peak in a chunk of an update."""
+    objective = run.recipe.objective
+    supervised = max(
+        (sum(int(rollout.loss_mask.sum()) for rollout in batch) for batch in _list_batches(run)),
+        default=0,
+    )
+    tokens = min(run.record.chunk_tokens, supervised)
+    size = count_tiles(objective) * FLOAT_BYTES * run.record.dims.vocabulary * tokens
+    if run.gpu is None:
+        return size, size
+    try:
+        return run.record.measure_loss(objective, tokens)
+    except (RuntimeError, PracticumError):
+        return 0, size  # a loss that depends on numbers
+
+
 def estimate_fragmentation(run: DryRun) -> int:
     """Return the factor by which an update takes more memory than its graph holds."""
-    return ADAPTER_FRAGMENTATION if run.record.trainable_dims.adapters else 1
+    return ADAPTER_FRAGMENTATION if run.record.trainable_dims.adapters and run.gpu is None else 1
 
 
 def count_update_tokens(run: DryRun) -> int:
     """Count the tokens of the largest micro-batch of the update."""
+    batches = _list_batches(run)
+    return max((count_packed_tokens(build_score_requests(batch)) for batch in batches), default=0)
+
+
+def _list_batches(run: DryRun) -> list[list[Rollout]]:
+    """Return the texts of each micro-batch of the update."""
     datums = run.record.datums
     passes = group_rows_into_passes(datums, run.graph.tokens, run.record.max_packed_tokens)
-    batches = [[datums[row].rollout for row in rows] for rows, *_ in passes]
-    return max((count_packed_tokens(build_score_requests(batch)) for batch in batches), default=0)
+    return [[datums[row].rollout for row in rows] for rows, *_ in passes]
 
 
 def read_memory_limit(device: str) -> int:
@@ -246,13 +278,32 @@ def _count_hidden_bytes(run: DryRun) -> int:
     for name, requests in record.score_requests.items():
         if name in record.scorers and sends_hidden(run, name):
             tokens = sum(len(request.tokens) for request in requests)
-            size += FLOAT_BYTES * record.scorers[name].dims.width * tokens
+            states = _get_state_bytes(run, name) * record.scorers[name].dims.width * tokens
+            size += min(states, record.max_hidden_bytes)
     return size
+
+
+def _get_state_bytes(run: DryRun, name: str) -> int:
+    """Return the bytes of a number in a scorer's hidden states."""
+    config, record = run.record.scorers[name].config, run.record
+    if run.gpu is None or (config is None and record.trainable_dims.head):
+        return FLOAT_BYTES
+    return get_item_bytes(record.dtype if config is None else config.dtype)
 
 
 def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[str, int]:
     """Return the bytes of decoding: prepacked weights, the KV cache, and the logits of a step."""
     record, dims = run.record, run.record.dims
+    if run.gpu is not None:
+        rollout = run.recipe.rollout
+        # The last turns of conversations are the longest, and one turn of each is sampled at once.
+        requests = [request.prompt_tokens for request in record.sample_requests.get("student", ())]
+        most = min(completions, round(run.metrics["rollouts"])) if run.converses else completions
+        prompts = list(islice(cycle(reversed(requests or run.prompts)), most))
+        params = replace(rollout.build_sampling_params(frozenset({0})), max_new_tokens=new_tokens)
+        is_rollout = new_tokens == rollout.max_new_tokens
+        length = run.answer_tokens if is_rollout else new_tokens
+        return dict(record.measure_sampling(prompts, length, params)) if prompts else {}
     rows = min(record.sampling_batch, completions)
     max_tokens = max(map(len, run.prompts), default=0) + new_tokens
     is_prepacked = rows > 0 and _is_prepacked(run, new_tokens)
@@ -261,7 +312,7 @@ def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[s
     laid_out = FLOAT_BYTES * (body + dims.head) - _count_cached_weights(run)
     return {
         "weights laid out for decoding": laid_out if is_prepacked else 0,
-        "keys and values": dims.count_kv_bytes(rows * max_tokens, _count_item_bytes(run)),
+        "keys and values": dims.count_kv_bytes(rows * max_tokens, get_item_bytes(run.record.dtype)),
         "logits": rows * dims.vocabulary * FLOAT_BYTES * SAMPLING_TILES,
     }
 
@@ -271,13 +322,8 @@ def _estimate_cached_texts(run: DryRun, conversations: int, new_tokens: int) -> 
     if not run.converses:
         return {}
     tokens = conversations * (max(map(len, run.prompts), default=0) + new_tokens)
-    size = run.record.dims.count_kv_bytes(tokens, _count_item_bytes(run))
+    size = run.record.dims.count_kv_bytes(tokens, get_item_bytes(run.record.dtype))
     return {"keys and values of conversations": min(size, run.record.max_text_bytes)}
-
-
-def _count_item_bytes(run: DryRun) -> int:
-    """Return the bytes of a number in the student's products, in which keys and values are kept."""
-    return 2 if run.record.dtype == "bfloat16" else FLOAT_BYTES
 
 
 def _is_prepacked(run: DryRun, new_tokens: int) -> bool:
@@ -318,6 +364,18 @@ def _estimate_scoring(run: DryRun) -> int:
     return max(sizes)
 
 
+def _estimate_scored_logits(run: DryRun) -> int:
+    """Return the bytes of the logits of scorers on a GPU that answer with log-probabilities."""
+    record = run.record
+    rows = [
+        min(record.chunk_tokens, max(len(request.tokens) for request in requests))
+        * record.scorers[name].dims.vocabulary
+        for name, requests in record.score_requests.items()
+        if name in record.scorers and requests and not sends_hidden(run, name)
+    ]
+    return 0 if run.gpu is None else SCORED_TILES * FLOAT_BYTES * max(rows, default=0)
+
+
 def _find_largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:
     """Return the tokens of the largest forward pass in which the requests are scored."""
     passes = split_by_tokens(requests, record.scored_tokens, record.max_packed_tokens)
@@ -328,13 +386,24 @@ def _estimate_update(run: DryRun) -> dict[str, int]:
     """Return the bytes of an update: the graph of its largest pass, and the prepacked head."""
     record = run.record
     tokens = count_update_tokens(run)
-    graph = estimate_fragmentation(run) * run.body.update.compute_bytes(tokens)
+    # The loss is computed while the graph is there, and before its gradients.
+    reused, peak = _measure_loss(run)
+    loss = run.body.graph.compute_bytes(tokens) + peak - reused
+    graph = max(run.body.update.compute_bytes(tokens), loss) * estimate_fragmentation(run)
     # A scorer learns after the student, in micro-batches of as many tokens.
     graph = max([graph, *(s.body.update.compute_bytes(tokens) for s in record.scalars.values())])
     head = FLOAT_BYTES * record.dims.head
+    away = [
+        get_item_bytes(scorer.config.dtype) * scorer.dims.head
+        for scorer in record.scorers.values()
+        if run.gpu is not None and scorer.config and scorer.config.residency in ("swap", "disk")
+    ]
+    rounded = run.gpu is not None and record.trainable_dims.head and record.dtype == "bfloat16"
     supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.datums)
     return {
         # The embedding's second gradient comes after the graph is freed, so the larger one counts.
         "graph and its gradients": max(graph, head if record.trainable_dims.head else 0),
         "head laid out for products": head if supervised >= record.min_head_rows else 0,
+        "head in bfloat16": head // 2 if rounded else 0,
+        "a teacher's head": max(away, default=0),
     }

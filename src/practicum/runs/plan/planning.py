@@ -11,7 +11,8 @@ from typing import Any
 from practicum.core.notes import hide_notes
 from practicum.core.waits import show_wait
 from practicum.costs import PHASES, summarize_costs
-from practicum.errors import PracticumError, RecipeError
+from practicum.costs.workload import Gpu
+from practicum.errors import PracticumError, RecipeError, ResourceError
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
 from practicum.runs.overrides import apply_overrides
@@ -45,6 +46,22 @@ SAVINGS = (
 First overrides that change only rounding and time, then the placement of weights, then the trained
 weights.
 """
+
+
+GPU_SAVINGS = (
+    "backend.micro_batch_tokens=FITS",
+    "backend.sampling_batch=64",
+    "backend.sampling_batch=16",
+    "backend.graph_mib=1024",
+    "backend.chunk_tokens=256",
+    "backend.chunk_tokens=64",
+    "teacher.residency=swap",
+    "student.trainable_layers=HALF",
+    "student.lora={rank: 16, alpha: 32}",
+    "teacher.quantization=nf4",
+    "student.quantization=nf4",
+)
+"""The same for a GPU, where a loss over fewer than 64 tokens at a time would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +110,19 @@ def plan(
     calibrate: bool = False,
     process: int | None = None,
     for_cluster: bool = False,
+    gpu: Gpu | None = None,
 ) -> CostPlan:
     """Plan a recipe; with `calibrate`, run two steps of it to estimate seconds.
 
     `limit` is the memory in bytes (None: this machine's). `process` is the memory of Python and its
     libraries in bytes (None: this process's). With `for_cluster`, suggest no change for this
-    machine, and measure the inputs of `describe_clusters`.
+    machine, and measure the inputs of `describe_clusters`. `gpu` is the planned GPU (None: this
+    machine's, if the student is on one).
     """
+    own_gpu = find_gpu(recipe)
+    gpu = gpu or own_gpu
+    if gpu is not None and recipe.student.device == "cpu":
+        raise ResourceError("plan: student.device is cpu; remove it, or --gpu")
     if recipe.student.drafter is not None:
         raise RecipeError(
             "student.drafter: the cost of drafting and of a drafter's update is not planned; run a "
@@ -108,20 +131,24 @@ def plan(
     process = measure_process() if process is None else process
     # The dry run refuses recipes that cannot be planned, so it comes before the calibration steps.
     with show_wait("one step without weights"):
-        run = simulate_step(recipe, answer_tokens, for_cluster=for_cluster)
+        run = simulate_step(recipe, answer_tokens, for_cluster=for_cluster, gpu=gpu)
     calibration = time_step(recipe) if calibrate else None
     if calibration is not None and answer_tokens is None:
         # Answers as long as they really were, not as long as they may be.
         answer_tokens = max(round(calibration.answer_tokens), 1)
         with hide_notes():
-            run = simulate_step(recipe, answer_tokens, for_cluster=for_cluster)
+            run = simulate_step(recipe, answer_tokens, for_cluster=for_cluster, gpu=gpu)
     memory = estimate_memory(run, process)
-    limit = read_memory_limit(choose_device(recipe)) if limit is None else limit
+    if limit is None:
+        limit = read_memory_limit("cpu") if gpu is None else gpu.usable_memory
+        limit = (
+            min(limit, read_memory_limit("cuda")) if gpu is not None and gpu is own_gpu else limit
+        )
     largest = _find_largest_micro_batch(run, memory, limit)
     change = None
-    if not for_cluster and process <= limit < memory.peak:
+    if not for_cluster and (0 if gpu else process) <= limit < memory.peak:
         with show_wait("looking for a change that fits into memory"):
-            change = _find_change(recipe, limit, process, answer_tokens, largest)
+            change = _find_change(run, limit, process, largest)
     return CostPlan(run, memory, limit, largest, change, calibration)
 
 
@@ -130,6 +157,17 @@ def choose_device(recipe: Recipe) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() and recipe.student.device != "cpu" else "cpu"
+
+
+def find_gpu(recipe: Recipe) -> Gpu | None:
+    """Return this machine's GPU if the student is on it."""
+    import torch
+
+    if choose_device(recipe) == "cpu":
+        return None
+    device = torch.cuda.get_device_properties(0)
+    # The rates do not matter to a plan of memory.
+    return Gpu(device.name, 1.0, 1.0, 1.0, device.total_memory)
 
 
 def time_step(recipe: Recipe) -> StepTiming:
@@ -197,6 +235,7 @@ def describe_plan(plan: CostPlan) -> dict[str, Any]:
             "phase": plan.memory.largest,
             "fits": plan.fits,
             "phases": {phase: dict(items) for phase, items in plan.memory.phases.items()},
+            "gpu": plan.run.gpu and plan.run.gpu.name,
             "largest_micro_batch": plan.largest_micro_batch,
             "micro_batch": count_update_tokens(run),
             "recompute": run.graph.recompute,
@@ -240,14 +279,23 @@ def _find_largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
     return max(available // max(run.body.update.each, 1), 0)
 
 
-def _find_change(
-    recipe: Recipe, limit: int, process: int, answer_tokens: int | None, largest: int
-) -> tuple[str, ...] | None:
+def _find_change(run: DryRun, limit: int, process: int, largest: int) -> tuple[str, ...] | None:
     """Return the first saving with which the recipe fits, else the shortest list of the first savings, else None."""
+    recipe = run.recipe
+
+    def fits(change: tuple[str, ...]) -> bool:
+        try:
+            with hide_notes():
+                changed = apply_overrides(recipe, change)
+                changed_run = simulate_step(changed, run.answer_tokens, gpu=run.gpu)
+        except PracticumError:
+            return False  # a change that this recipe cannot have
+        return estimate_memory(changed_run, process).peak <= limit
+
     layers = max((recipe.student.trainable_layers or 2) // 2, 1)
     savings = [
         text.replace("FITS", str(largest)).replace("HALF", str(layers))
-        for text in SAVINGS
+        for text in (SAVINGS if run.gpu is None else GPU_SAVINGS)
         if (largest or "FITS" not in text)
         and (recipe.teacher.type == "model" or not text.startswith("teacher."))
     ]
@@ -256,12 +304,12 @@ def _find_change(
     together = [savings[:count] for count in range(2, len(savings) + 1)]
     for texts in (*singles, *together):
         # Of two values for one key the later, stronger one counts.
-        change = tuple({text.partition("=")[0]: text for text in texts}.values())
-        try:
-            with hide_notes():
-                run = simulate_step(apply_overrides(recipe, change), answer_tokens)
-        except PracticumError:
-            continue  # a change that this recipe cannot have
-        if estimate_memory(run, process).peak <= limit:
-            return change
+        values = {text.partition("=")[0]: text for text in texts}
+        if "student.lora" in values:
+            values.pop("student.trainable_layers", None)  # adapters in all layers are milder
+        if fits(tuple(values.values())):
+            for key in list(values):
+                fewer = {name: text for name, text in values.items() if name != key}
+                values = fewer if fewer and fits(tuple(fewer.values())) else values
+            return tuple(values.values())
     return None

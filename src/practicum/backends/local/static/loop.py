@@ -183,12 +183,12 @@ def open_static_loop(
             longest,
             settings.kept,
         )
-        pages = _count_most_pages(prompts, params.max_new_tokens, rows, settings.page_tokens)
+        pages = count_most_pages(prompts, params.max_new_tokens, rows, settings.page_tokens)
         program = StaticProgram(job, weights, params, settings, pages)
     return StaticLoop(job, program, requests, params, settings, check_stops)
 
 
-def _count_most_pages(
+def count_most_pages(
     prompts: Sequence[PromptTokens], new_tokens: int, rows: int, page_tokens: int
 ) -> int:
     """Return the pages of the longest `rows` texts: no batch of these prompts needs more."""

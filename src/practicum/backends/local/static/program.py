@@ -151,7 +151,7 @@ class StaticProgram:
         if (rows, width) not in self._replays:
             # No row is active: the runs before a capture only change the spare slot and page 0.
             self._table.zero_()[:, SLOT].fill_(self._rows)
-            self._replays[rows, width] = self._settings.capture(lambda: self._step(rows, width))
+            self._replays[rows, width] = self._settings.capture(lambda: self.step(rows, width))
         return self._replays[rows, width]
 
     def _set_table(self, rows: Sequence[StaticRow]) -> None:
@@ -166,7 +166,7 @@ class StaticProgram:
         self._table.copy_(table, non_blocking=True)
         self._count.zero_()
 
-    def _step(self, count: int, width: int) -> None:
+    def step(self, count: int, width: int) -> None:
         """Draw, store, test and read one token for each of the first `count` rows."""
         table = self._table[:count]
         slots, lengths, remaining = table[:, SLOT], table[:, LENGTH].clone(), table[:, LEFT]
