@@ -37,9 +37,9 @@ Place = tuple[str, int, str]
 
 
 BUDGET = {
-    "lines": 107_000,
-    "lines of the core": 96_000,
-    "statements of the core": 47_000,
+    "lines": 107_800,
+    "lines of the core": 96_800,
+    "statements of the core": 47_500,
     "protocols and abstract classes": 30,
     "papers named in the core": 107,
     "files on the longest import chain": 44,
