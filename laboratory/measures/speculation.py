@@ -5,7 +5,7 @@ The readings of a run, for a chain without a prefix and for a tree with `tree/`:
 - `tokens_per_call`: tokens per call of the target, after the prompt's call.
 - `acceptance`: share of the examined drafts that are accepted; `acceptance_K` at depth K.
 - `speed_B`: completion tokens per processor second, in multiples of decoding without a drafter, with
-  B texts at a time. All three take turns.
+  B texts at a time. All three take turns and write the same text, as `rollout.draft` does.
 """
 
 from collections.abc import Mapping
@@ -95,7 +95,14 @@ def _compare_speeds(
     model = next(iter(drafting.values())).language_model
     clients: dict[str, LocalSampler] = {
         "plain": LocalSampler(model, batch_size=batch),
-        **{prefix: replace(client, batch_size=batch) for prefix, client in drafting.items()},
+        **{
+            prefix: replace(
+                client,
+                batch_size=batch,
+                config=client.config.model_copy(update={"verify": "shared"}),
+            )
+            for prefix, client in drafting.items()
+        },
     }
     seconds, tokens = dict.fromkeys(clients, 0.0), dict.fromkeys(clients, 0)
     for number in range(ROUNDS):

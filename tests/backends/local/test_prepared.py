@@ -75,7 +75,7 @@ def test_weights_that_change_are_not_kept(amd):
 
 def test_ragged_batches_multiply_few_different_numbers_of_rows(monkeypatch):
     weight = torch.randn(24, 16)
-    product = _Product(prepared._convert_layout(weight), None)
+    product = prepared._reorder(weight, None)
     counts: set[int] = set()
     multiply = _Product._multiply
 

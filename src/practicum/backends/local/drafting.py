@@ -8,6 +8,7 @@ is that token: the text is then the target's own text, for a chain and for a tre
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +24,7 @@ from practicum.backends.local.drawing import (
     sample_tokens,
 )
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.native.product import pack_product
 from practicum.backends.local.prepared import PrepackedMaps
 from practicum.backends.local.sampler import LocalSampler, compact_rows
 from practicum.core import abandon
@@ -87,7 +89,8 @@ class _Drafts:
     """The drafts of a round: a tree of N tokens per text, parents first.
 
     `parents` are the indices of earlier drafts, -1 for the text itself; `depths` are per draft.
-    `logprobs` are the distributions that a chain was sampled from, over the target's vocabulary.
+    `logprobs` are the distributions that a chain was sampled from, over the target's vocabulary, if
+    verification needs them.
     """
 
     tokens: Int[Tensor, "B N"]
@@ -116,8 +119,9 @@ class _DraftLoop:
         self.sampler, self.params = sampler, params
         self.model: LanguageModel = sampler.language_model
         self.drafter, self.config = sampler.drafter, sampler.config
-        self.maps = PrepackedMaps(self.drafter, self.drafter.head, params.max_new_tokens)
-        self.library = sampler.open_library()
+        self.library, head = sampler.open_library(), self.drafter.head
+        pack = None if self.library is None else partial(pack_product, self.library)
+        self.maps = PrepackedMaps(self.drafter, head, params.max_new_tokens, pack)
         self.is_shared = self.config.verify == "shared"
         self.check = stop_check(params, self.model.tokenizer)
         vocabulary = self.model.vocab_size
@@ -305,7 +309,8 @@ class _DraftLoop:
             if width == 1:
                 token, distribution = self._sample_draft(full[:, 0], depth)
                 tokens, above = token[:, None], torch.zeros_like(token)[:, None]
-                logprobs.append(distribution)
+                if distribution is not None:
+                    logprobs.append(distribution)
             else:
                 sums = (total[..., None] + full).flatten(1)
                 total, best = sums.topk(width, dim=-1)
@@ -339,18 +344,20 @@ class _DraftLoop:
 
     def _sample_draft(
         self, full: Float[Tensor, "B V"], depth: int
-    ) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"]]:
-        """Sample one draft per text, with the noise of its place if that is shared."""
-        distribution = sampling_logprobs(self._ban(full), self.params)
+    ) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"] | None]:
+        """Sample one draft per text, with the noise of its place if that is shared.
+
+        Returns the tokens, and the distributions that verification needs unless the noise is shared.
+        """
         vocabulary = self.model.vocab_size
         if self.is_shared:
             noise = [text.read_noise(depth, vocabulary) for text in self.texts]
             stacked = torch.stack(noise).to(full.device)
-        else:
-            streams = [text.second for text in self.texts]
-            stacked = draw_exponentials(streams, vocabulary).to(full.device)
-        tokens, _ = sample_by_exponential_race(distribution, stacked)
-        return tokens, distribution
+            return sample_tokens(full, self.params, stacked, self.library)[0], None
+        distribution = sampling_logprobs(self._ban(full), self.params)
+        streams = [text.second for text in self.texts]
+        stacked = draw_exponentials(streams, vocabulary).to(full.device)
+        return sample_by_exponential_race(distribution, stacked)[0], distribution
 
     # Both.
 

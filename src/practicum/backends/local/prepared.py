@@ -37,12 +37,23 @@ MIN_KEPT_WEIGHTS, MAX_KEPT_BYTES = 2**20, 2**30
 ROW_STEP = 64
 """Larger numbers of rows are padded to a multiple of this number."""
 
+Product = Callable[[Tensor], Tensor]
+"""The product of rows with a weight, plus its bias if it has one."""
+
+Pack = Callable[[Tensor, Tensor | None], Product]
+"""Return the product with a copy of a weight and its bias."""
+
 
 class PrepackedMaps:
-    """A copy of some modules' current linear maps in oneDNN's layout; empty if that is not faster."""
+    """A copy of some modules' current linear maps in oneDNN's layout; empty if that is not faster.
+
+    `pack` may copy the maps in another layout for another product.
+    """
 
     @torch.no_grad()
-    def __init__(self, body: torch.nn.Module, head: Head, steps: int) -> None:
+    def __init__(
+        self, body: torch.nn.Module, head: Head, steps: int, pack: Pack | None = None
+    ) -> None:
         # Decoding multiplies a few rows at a time and is limited by reading the weights; at eight
         # rows oneDNN reads its own layout about three times faster (`python -m benchmarks sizes`).
         # Reordering costs as much as about ten products, so it needs enough tokens to pay off. The
@@ -51,13 +62,13 @@ class PrepackedMaps:
         head = head.detached()
         should_prepack = steps >= MIN_DECODE_STEPS and _can_prepack(head.weight)
         maps = list_linear_maps(body) if should_prepack else ()
-        self._forwards: dict[torch.nn.Module, Callable[[Tensor], Tensor]] = {
-            layer: _Product(_convert_layout(weight), bias)
+        self._forwards: dict[torch.nn.Module, Product] = {
+            layer: (pack or _reorder)(weight, bias)
             for layer, weight, bias in maps
             if weight.data_ptr() != head.weight.data_ptr()
         }
         self._forwards.update(_find_norms(body) if should_prepack else ())
-        self.head = prepack_head(head) if should_prepack else head
+        self.head = prepack_head(head, pack or _reorder) if should_prepack else head
 
     def use(self) -> AbstractContextManager[None]:
         """Compute with the prepacked maps within the block; training is not possible in it."""
@@ -139,7 +150,7 @@ class _Product:
 class PrepackedHead(Head):
     """A head that uses its prepacked weight if no gradient is needed."""
 
-    product: _Product | None = None
+    product: Product | None = None
 
     def logits(
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
@@ -152,12 +163,16 @@ class PrepackedHead(Head):
         return self.scaled_and_capped(self.product(hidden.to(self.weight.dtype)))
 
 
-def prepack_head(head: Head) -> Head:
+def _reorder(weight: Float[Tensor, "V D"], bias: Tensor | None) -> "_Product":
+    return _Product(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS), bias)
+
+
+def prepack_head(head: Head, pack: Pack = _reorder) -> Head:
     """Return the head with a prepacked weight, or the head itself if the layout is not faster."""
     if head.operand is not None or not _can_prepack(head.weight):
         return head
     bias = None if head.bias is None else head.bias[: head.vocab_size].detach()
-    product = _Product(_convert_layout(head.weight[: head.vocab_size].detach()), bias)
+    product = pack(head.weight[: head.vocab_size].detach(), bias)
     scale, softcap = head.scale, head.softcap
     return PrepackedHead(head.weight, head.vocab_size, head.bias, scale, softcap, product=product)
 
@@ -222,10 +237,6 @@ def _find_norms(
             trial = torch.linspace(-1.0, 2.0, 3 * weights[0].numel()).view(3, -1)
             if torch.allclose(norm(trial), layer(trial), rtol=1e-5, atol=1e-6):
                 yield layer, norm
-
-
-def _convert_layout(weight: Float[Tensor, "V D"]) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
 
 
 def _can_prepack(weight: Tensor) -> bool:

@@ -11,6 +11,7 @@ from practicum.backends.local.decode_step import DecodeJob, LayerStates, TokenTr
 from practicum.backends.local.llama_weights import LlamaWeights, compute_rotations
 from practicum.backends.local.native.library import NativeLibrary
 from practicum.backends.local.native.packed_copies import PackJob, pack_weights
+from practicum.backends.local.native.product import PackedProduct, pack_columns
 from practicum.functional.head import Head
 
 LAYER_FIELDS = (
@@ -101,7 +102,8 @@ class NativeStep:
         rows = job.rows * job.tokens_per_read
         room = library.call("measure_room", self._model, rows, threads=self._threads)
         self._room = torch.empty(room)
-        self._packed_head = packed_head["weight"]
+        bias = None if head.bias is None else head.bias.detach()[: head.vocab_size]
+        self._product = PackedProduct(library, packed_head["weight"], head.vocab_size, bias)
 
     def store_prompt(
         self, slot: int, states: Mapping[int, LayerStates], indices: Int[Tensor, " L"]
@@ -154,17 +156,7 @@ class NativeStep:
 
     def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
         """Return the logits of the next tokens, without a gradient."""
-        head, hidden = self._head, hidden.contiguous()
-        product = torch.empty(len(hidden), head.vocab_size)
-        sizes = product.shape[1], self._width
-        self._library.call(
-            "project",
-            *(hidden, len(hidden), self._packed_head, *sizes, product),
-            threads=self._threads,
-        )
-        if head.bias is not None:
-            product += head.bias[: head.vocab_size]
-        return head.scaled_and_capped(product)
+        return self._head.scaled_and_capped(self._product(hidden))
 
 
 def _plan_packing(layer: Mapping[str, Tensor], panel: int) -> PackJob:
@@ -174,14 +166,14 @@ def _plan_packing(layer: Mapping[str, Tensor], panel: int) -> PackJob:
 def _plan_packing_head(head: Head, panel: int) -> PackJob:
     # Use `detach`: `data` has a separate version, which does not increase when the weight changes.
     rows = head.weight.detach()[: head.vocab_size]
-    return PackJob([rows], panel, lambda: {"weight": _pack(rows, panel)})
+    return PackJob([rows], panel, lambda: {"weight": pack_columns(rows, panel)})
 
 
 def _pack_layer(layer: Mapping[str, Tensor], panel: int) -> dict[str, Tensor]:
     """Return a layer's tensors as step.c reads them: queries, keys and values in one product."""
     packed = {name: weight.contiguous() for name, weight in layer.items() if name in LAYER_FIELDS}
     maps = [f"self_attn.{name}_proj" for name in "qkv"]
-    packed["qkv"] = _pack(torch.cat([layer[f"{name}.weight"] for name in maps]), panel)
+    packed["qkv"] = pack_columns(torch.cat([layer[f"{name}.weight"] for name in maps]), panel)
     if any(f"{name}.bias" in layer for name in maps):
         biases = (
             layer.get(
@@ -190,22 +182,10 @@ def _pack_layer(layer: Mapping[str, Tensor], panel: int) -> dict[str, Tensor]:
             for name in maps
         )
         packed["qkv_bias"] = torch.cat(list(biases))
-    gate_up = (_pack(layer[f"mlp.{name}_proj.weight"], panel) for name in ("gate", "up"))
+    gate_up = (pack_columns(layer[f"mlp.{name}_proj.weight"], panel) for name in ("gate", "up"))
     packed["gate_up"] = torch.cat(list(gate_up))
     for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
-        packed[name] = _pack(layer[name], panel)
-    return packed
-
-
-def _pack(weight: Float[Tensor, "N K"], panel: int) -> Float[Tensor, "P K C"]:
-    """Return the weight in panels of columns, padded with zeros."""
-    panels, remainder = divmod(len(weight), panel)
-    packed = weight.new_empty(panels + bool(remainder), weight.shape[1], panel)
-    # One pass over the weight: padding it first would write it twice.
-    rows = weight[: panels * panel].view(panels, panel, weight.shape[1])
-    packed[:panels] = rows.transpose(1, 2)
-    if remainder:
-        packed[panels] = torch.nn.functional.pad(weight[-remainder:].T, (0, panel - remainder))
+        packed[name] = pack_columns(layer[name], panel)
     return packed
 
 
