@@ -2,9 +2,9 @@
 
     python -m benchmarks hub [--only gemma-3-270m ...] [--record]
 
-The sizes of the models are in recipes/hub/models.json. A tokenizer with as many tokens stands in for each model's own, and
-prompts of 256 tokens stand in for the dataset, so that nothing is downloaded. Weights and products are in bfloat16, as on a
-GPU. `change` are the savings of `practicum plan` with which a recipe fits into 24 GiB.
+The sizes of the models are in recipes/hub/models.json. Nothing is downloaded: the tokenizer is a made one with as many
+tokens, and prompts have 256 tokens. Weights and products are in bfloat16, and the rest as on a CPU; `practicum plan --gpu`
+counts a card's memory. `change` are the savings of `practicum plan` with which a recipe fits into 24 GiB.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> None:
         RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-HEAD = ["recipe", "memory on a GPU", "fits into 24 GiB"]
+HEAD = ["recipe", "memory in bfloat16", "fits into 24 GiB"]
 
 
 def yield_rows(plans: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:

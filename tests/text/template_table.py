@@ -324,7 +324,7 @@ def _try_pictures(reference: Reference) -> str:
     places = [place for place in PLACES if place in template]
     if not places:
         return "none"
-    # A model's processor replaces the place by the picture's tokens; here it stays as it is.
+    # A model's processor replaces the place by the picture's tokens; here nothing replaces it.
     pictures = PictureReader(
         places[0], lambda image: tuple(reference.encode(places[0])), lambda number: None
     )

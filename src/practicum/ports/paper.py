@@ -50,7 +50,7 @@ class PaperRecord:
     cut: Callable[[Sequence[Datum]], GraphPlan]
     """Split the datums of an update into micro-batches."""
     measure_sampling: Callable[[Sequence[tuple[int, ...]], int, SamplingParams], Mapping[str, int]]
-    """Return the bytes on a GPU, by item, of completions of these prompts with so many tokens."""
+    """Return the bytes on a GPU, by item, of completions of these prompts with this many tokens."""
     measure_loss: Callable[[Objective, int], tuple[int, int]]
     """Return the bytes on a GPU that a chunk of this many tokens leaves, and its peak."""
     max_packed_tokens: int

@@ -11,7 +11,7 @@ from practicum.recipe.controls import build_control, explain_no_control, remove_
 from practicum.recipe.layers import read_recipe
 from practicum.recipe.mistakes import validate_fields
 from practicum.recipe.overrides import is_named, override_all
-from practicum.recipe.possible import choose_engine, correct_for_engine
+from practicum.recipe.possible import correct_for_engine, fill_engine
 from practicum.recipe.schedule import (
     SCHEDULED,
     Adaptive,
@@ -75,7 +75,7 @@ def parse_recipe(recipe_data: Mapping[str, Any], source: str) -> Recipe:
     if schedules:
         plain["schedules"] = {**recipe_data.get("schedules", {}), **schedules}
     recipe = validate_fields(Recipe, plain, source)
-    rollout = choose_engine(recipe.rollout, recipe.student, recipe.backend.checkpoints_here)
+    rollout = fill_engine(recipe.rollout, recipe.student, recipe.backend.checkpoints_here)
     recipe = recipe.model_copy(update={"rollout": rollout})
     if recipe.rollout.engine is not None and recipe.rollout.engine.may_sample:
         recipe = recipe.model_copy(update={"objective": correct_for_engine(recipe.objective)})

@@ -295,12 +295,12 @@ def find_engine_problems(
     return problems
 
 
-def choose_engine(
+def fill_engine(
     rollout: RolloutConfig, student: StudentConfig, is_trained_here: bool
 ) -> RolloutConfig:
     """Return the settings with engine `auto` if none is named and this machine can have one.
 
-    Models from scratch are too small for vLLM to be faster, or for its kernels.
+    Models from scratch keep the local sampler: vLLM does not support all of their widths.
     """
     is_pretrained = isinstance(student.model, str) and student.drafter is None
     if rollout.engine is not None or rollout.draft is not None or not is_pretrained:

@@ -54,7 +54,7 @@ def _build_student(record: PaperRecord, tokens: int) -> tuple[Head, torch.Tensor
 def _build_signal(
     record: PaperRecord, role: str, signal: Signal | None, tokens: int
 ) -> TeacherSignal:
-    """Return a signal like that of the widest scorer in a role."""
+    """Return a signal with the sizes of the widest scorer in a role."""
     scorers = [s for name, s in record.scorers.items() if name.partition("/")[0] == role]
     if signal is None:
         return TeacherSignal()

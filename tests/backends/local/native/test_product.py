@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C compiler and 
     seed=st.integers(0, 99),
     has_bias=st.booleans(),
 )
-def test_it_is_the_product_and_a_row_does_not_depend_on_the_others(
+def test_it_is_the_product_whatever_the_other_rows_and_the_threads(
     rows, columns, depth, seed, has_bias
 ):
     assert LIBRARY is not None
@@ -37,6 +37,9 @@ def test_it_is_the_product_and_a_row_does_not_depend_on_the_others(
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-4)
     for number, row in enumerate(states):
         assert torch.equal(product(row), result[number])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 3)
+        assert torch.equal(product(states), result)
 
 
 def test_states_of_any_shape_and_order_in_memory():
